@@ -1,0 +1,2 @@
+//! The `postrider` binary.
+fn main() {}

@@ -1,0 +1,1 @@
+//! One behavioural suite for stores, one for sources, one for sinks.

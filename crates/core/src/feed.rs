@@ -1,0 +1,63 @@
+//! The read side of a SQL store's outbox.
+//!
+//! What lives here: the `Feed` seam. What does not: waiting and polling (`feed_source.rs`).
+//! Invariant: the contract on the trait; the store suite of `conformance` checks each clause.
+
+use async_trait::async_trait;
+
+use crate::{BatchLimit, ConsumerName, Entry, PartitionId, Position, Result, Successor, Timestamp};
+
+/// One page of a feed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FeedPage {
+    /// In feed order. A short page is not the end; only an empty one means "at the head now".
+    pub entries: Vec<Entry>,
+    /// Where to read on: the last entry's position, or a later one that a quiet partition gives.
+    pub position: Position,
+    /// Set when the partition has ended and this page reaches its end.
+    pub ended: Option<Vec<Successor>>,
+}
+
+/// A race-safe, ordered, partitioned view of committed events.
+///
+/// 1. Nothing committed is ever skipped, whatever order transactions commit in; no reader waits
+///    for an open transaction or blocks a writer.
+/// 2. A record's position never changes and nothing ever appears behind one that was read.
+/// 3. A transaction known to be committed before another began comes first; for one key, feed
+///    order is commit order.
+/// 4. Positions are ULIDs, exclusive, ordered bytewise within a partition.
+#[async_trait]
+pub trait Feed: Send + Sync {
+    /// See [`Source::identity`](crate::Source::identity).
+    fn identity(&self) -> String;
+
+    /// See [`Source::partitions`](crate::Source::partitions).
+    async fn partitions(&self, consumer: &ConsumerName) -> Result<Vec<PartitionId>>;
+
+    /// The page after `after`.
+    ///
+    /// # Errors
+    /// `Permanent` for a position that is beyond the head, names no record and no plain time, or
+    /// lies below the retention horizon (the text names the horizon; the start is never below).
+    async fn read(
+        &self,
+        partition: &PartitionId,
+        after: &Position,
+        limit: BatchLimit,
+    ) -> Result<FeedPage>;
+
+    /// The newest position that `read` would accept now.
+    async fn head(&self, partition: &PartitionId) -> Result<Position>;
+
+    /// The position from which all records appended at or after `time` follow.
+    ///
+    /// # Errors
+    /// `Permanent` for a time below the retention horizon. A time after the head is the head.
+    async fn position_at(&self, partition: &PartitionId, time: Timestamp) -> Result<Position>;
+
+    /// Waits until there may be something new, as far as this process can tell; for ever where it
+    /// can't. A hint only: readers poll as well. Cancel-safe.
+    async fn changed(&self) {
+        std::future::pending().await
+    }
+}

@@ -1,0 +1,149 @@
+//! Makes a `Source` of a `Feed`: reads pages and polls at the head.
+//!
+//! What lives here: the adaptive poll. What does not: any store.
+//! Invariant: `next` keeps no state across its waits but the position, so dropping it loses nothing.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+
+use crate::{
+    Batch, BatchLimit, Clock, ConsumerName, Feed, PartitionId, Position, ReadOutcome, Reader,
+    Result, Source, StartFrom, Timestamp,
+};
+
+/// How long a reader at the head waits before it looks again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PollInterval {
+    /// First wait after records were seen.
+    pub busy: Duration,
+    /// Longest wait; each empty look doubles the wait up to it.
+    pub idle: Duration,
+}
+
+impl Default for PollInterval {
+    /// 5 ms while busy, 1 s when idle.
+    fn default() -> Self {
+        Self { busy: Duration::from_millis(5), idle: Duration::from_secs(1) }
+    }
+}
+
+/// A feed as a relay reads it.
+pub struct FeedSource<F: ?Sized> {
+    feed: Arc<F>,
+    clock: Arc<dyn Clock>,
+    poll: PollInterval,
+}
+
+impl<F: Feed + ?Sized + 'static> FeedSource<F> {
+    /// Reads `feed`, waiting by `clock`.
+    pub fn new(feed: Arc<F>, clock: Arc<dyn Clock>, poll: PollInterval) -> Self {
+        Self { feed, clock, poll }
+    }
+}
+
+#[async_trait]
+impl<F: Feed + ?Sized + 'static> Source for FeedSource<F> {
+    fn identity(&self) -> String {
+        self.feed.identity()
+    }
+
+    async fn partitions(&self, consumer: &ConsumerName) -> Result<Vec<PartitionId>> {
+        self.feed.partitions(consumer).await
+    }
+
+    async fn open(
+        &self,
+        _consumer: &ConsumerName,
+        partition: &PartitionId,
+        from: StartFrom,
+    ) -> Result<Box<dyn Reader>> {
+        let after = match from {
+            StartFrom::Oldest => Position::START,
+            StartFrom::Now => self.feed.head(partition).await?,
+            StartFrom::Time(time) => self.feed.position_at(partition, time).await?,
+            StartFrom::After(position) => position,
+        };
+        Ok(Box::new(FeedReader {
+            feed: Arc::clone(&self.feed),
+            clock: Arc::clone(&self.clock),
+            poll: self.poll,
+            partition: partition.clone(),
+            after,
+            wait: self.poll.busy,
+            last_moved: Timestamp::default(),
+        }))
+    }
+}
+
+/// A quiet partition's position is handed out at most this often, so that it pins no retention.
+const QUIET_POSITION_EVERY: Duration = Duration::from_secs(1);
+
+struct FeedReader<F: ?Sized> {
+    feed: Arc<F>,
+    clock: Arc<dyn Clock>,
+    poll: PollInterval,
+    partition: PartitionId,
+    after: Position,
+    wait: Duration,
+    /// When the position last moved without records.
+    last_moved: Timestamp,
+}
+
+impl<F: Feed + ?Sized> FeedReader<F> {
+    /// Moves to the page's end and says whether there is anything to hand out.
+    fn take(&mut self, entries: usize, position: &Position) -> bool {
+        let now = Timestamp::from_millis(
+            u64::try_from(self.clock.elapsed().as_millis()).unwrap_or(u64::MAX),
+        );
+        let moved = *position != self.after;
+        let due = self.last_moved == Timestamp::default()
+            || now.since(self.last_moved) >= QUIET_POSITION_EVERY;
+        if entries == 0 && !(moved && due) {
+            return false;
+        }
+        if entries == 0 {
+            self.last_moved = now;
+        }
+        self.after = position.clone();
+        true
+    }
+}
+
+#[async_trait]
+impl<F: Feed + ?Sized + 'static> Reader for FeedReader<F> {
+    async fn next(&mut self, limit: BatchLimit) -> Result<ReadOutcome> {
+        loop {
+            let page = self.feed.read(&self.partition, &self.after, limit).await?;
+            if !page.entries.is_empty() {
+                self.wait = self.poll.busy;
+            } else if let Some(successors) = page.ended {
+                return Ok(ReadOutcome::Ended(successors));
+            }
+            if self.take(page.entries.len(), &page.position) {
+                return Ok(ReadOutcome::Batch(Batch {
+                    entries: page.entries,
+                    position: page.position,
+                }));
+            }
+            wait_for_news(&*self.feed, &*self.clock, self.wait).await;
+            self.wait = (self.wait * 2).min(self.poll.idle);
+        }
+    }
+
+    fn confirmed(&mut self, _position: &Position) {}
+}
+
+/// Ends at the feed's own signal or after `wait`, whichever comes first.
+async fn wait_for_news<F: Feed + ?Sized>(feed: &F, clock: &dyn Clock, wait: Duration) {
+    let mut changed = std::pin::pin!(feed.changed());
+    let mut sleep = std::pin::pin!(clock.sleep(wait));
+    std::future::poll_fn(|cx| {
+        if changed.as_mut().poll(cx).is_ready() || sleep.as_mut().poll(cx).is_ready() {
+            return std::task::Poll::Ready(());
+        }
+        std::task::Poll::Pending
+    })
+    .await;
+}

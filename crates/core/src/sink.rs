@@ -1,0 +1,94 @@
+//! The write seam: where events are delivered to.
+//!
+//! What lives here: `Sink`, its outcomes and capabilities. What does not: retries, order across
+//! calls and parking, which are the relay's.
+//! Invariant: `Confirmed` is said only after the broker's own promise that the event is durable.
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+
+use crate::{Error, PartitionId, Record, Result};
+
+/// How many events of one key a sink takes in one call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Chain {
+    /// One: it sends concurrently and could not hold the second back when the first fails.
+    One,
+    /// Any number: it sends a key's events in order and stops a key at its first failure.
+    Many,
+}
+
+/// What a sink can take. A relay respects all of it before it calls.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Capabilities {
+    /// Largest event, in bytes of payload, if the sink knows; larger ones are parked unsent.
+    pub max_event_bytes: Option<usize>,
+    /// Most events in one call.
+    pub max_batch_records: usize,
+    /// Most bytes in one call, as `Event::cost_bytes` counts. A single event above it still comes.
+    pub max_batch_bytes: usize,
+    /// Most calls at the same time from one partition.
+    pub max_in_flight: usize,
+    /// How many events of one key in one call.
+    pub chain: Chain,
+    /// How long the broker removes repetitions by event id, if it does.
+    pub dedup_window: Option<Duration>,
+}
+
+/// One call's events. Different keys in any order; within a key, feed order.
+#[derive(Debug, Clone, Copy)]
+pub struct Publish<'a> {
+    partition: &'a PartitionId,
+    records: &'a [Record],
+}
+
+impl<'a> Publish<'a> {
+    /// A call for `records` of `partition`.
+    pub fn new(partition: &'a PartitionId, records: &'a [Record]) -> Self {
+        Self { partition, records }
+    }
+
+    /// The partition they come from.
+    pub fn partition(&self) -> &'a PartitionId {
+        self.partition
+    }
+
+    /// The events, with their positions.
+    pub fn records(&self) -> &'a [Record] {
+        self.records
+    }
+}
+
+/// What became of one event.
+#[derive(Debug)]
+pub enum Outcome {
+    /// The broker promised that it is durable there.
+    Confirmed,
+    /// The broker already had it under its id: confirmed as well.
+    Duplicate,
+    /// It was refused, or its fate is unknown: it will be sent again or parked, by the kind.
+    Failed(Error),
+    /// Not sent, because an earlier event of its key failed in this call.
+    HeldBack,
+}
+
+/// A broker, file or endpoint.
+#[async_trait]
+pub trait Sink: Send + Sync {
+    /// What it can take. Cheap; may change after a connection was made.
+    fn capabilities(&self) -> Capabilities;
+
+    /// Sends events and waits for the broker's own confirmation: one outcome for each, in order.
+    /// After a failure no later event of the same key is sent in this call.
+    ///
+    /// # Cancellation
+    /// A dropped call leaves every event's fate unknown: not acknowledged, so delivered again.
+    async fn publish(&self, batch: Publish<'_>) -> Vec<Outcome>;
+
+    /// Whether the sink can be reached and is set up to take events.
+    async fn check(&self) -> Result<()>;
+
+    /// Flushes and closes. Nothing is published after it.
+    async fn close(&self) -> Result<()>;
+}

@@ -1,0 +1,1 @@
+//! How an event becomes a message: plain and CloudEvents.

@@ -1,0 +1,1 @@
+//! Reliable, ordered events out of a database.

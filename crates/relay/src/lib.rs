@@ -1,0 +1,1 @@
+//! The engine that moves records from a source to sinks.

@@ -1,0 +1,1 @@
+//! The real relay in a seeded world with injected faults.

@@ -1,0 +1,1 @@
+//! Events as JSON lines, to a file or standard output.

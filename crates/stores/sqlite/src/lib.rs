@@ -1,0 +1,1 @@
+//! Outbox, feed and everything a relay keeps, in SQLite.

@@ -1,0 +1,1 @@
+//! Entities that raise events, saved together in one commit.

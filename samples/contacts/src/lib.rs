@@ -1,0 +1,1 @@
+//! A contacts service whose events are delivered by Postrider.
