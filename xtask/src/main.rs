@@ -1,2 +1,40 @@
-//! Automation of this workspace.
-fn main() {}
+//! `cargo xtask …`: the one door to everything that is done to this workspace.
+//!
+//! What lives here: the command line. What does not: the work, which each command's own module does.
+//! Invariant: a command that is listed works on a fresh clone; nothing is listed before it does.
+
+mod process;
+mod test;
+mod tidy;
+mod workspace;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// Automation of this workspace.
+#[derive(Parser)]
+#[command(name = "cargo xtask", version)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Checks everything: format, lints, house rules, licences, docs, tests. CI runs this.
+    Test(test::Args),
+    /// Checks the house rules alone (a few seconds).
+    Tidy,
+}
+
+fn main() -> ExitCode {
+    let done = match Cli::parse().command {
+        Command::Test(args) => test::run(&args),
+        Command::Tidy => tidy::run(),
+    };
+    done.unwrap_or_else(|error| {
+        eprintln!("cargo xtask: {error:#}");
+        ExitCode::FAILURE
+    })
+}

@@ -1,0 +1,117 @@
+//! Runs the shell commands that the pages show, so that they stay true.
+//!
+//! What lives here: finding the blocks and running a page's blocks as one script. What does not:
+//! Rust blocks, which are doctests of the crates that include the page.
+//! Invariant: a page runs in an empty folder of its own, with the binary built from this tree first
+//! on the search path, and has to end by itself.
+
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Context, Result};
+
+use super::Outcome;
+use super::tally::Tally;
+use crate::process;
+use crate::workspace::{TextFile, Workspace};
+
+const OPEN: &str = "```sh run";
+const CLOSE: &str = "```";
+/// A page's commands are quick; one that hangs must not hang the whole run.
+const MOST_SECONDS: &str = "120";
+
+/// Runs every page that has such blocks.
+pub(super) fn run(workspace: &Workspace) -> Result<Outcome> {
+    let target = workspace.target()?.join("debug");
+    if !target.join("postrider").is_file() {
+        let mut build = workspace.cargo();
+        let arguments = ["build", "--package", "postrider-cli", "--all-features", "--locked"];
+        let finished = process::run("build", build.args(arguments))?;
+        if !finished.status.success() {
+            return Ok(Outcome::Failed(Tally::default(), finished.output));
+        }
+    }
+    let mut tally = Tally::default();
+    let mut output = String::new();
+    for page in workspace.files()?.iter().filter(|file| file.path.ends_with(".md")) {
+        let Some(script) = script(page) else { continue };
+        match run_page(&page.path, &script, &target)? {
+            None => tally.passed += 1,
+            Some(shown) => {
+                tally.failed += 1;
+                output.push_str(&shown);
+            }
+        }
+    }
+    Ok(if tally.failed == 0 { Outcome::Passed(tally) } else { Outcome::Failed(tally, output) })
+}
+
+/// A page's blocks as one script that stops at the first failure and names its line.
+fn script(page: &TextFile) -> Option<String> {
+    let mut script = String::from("set -euo pipefail\n");
+    let mut inside = false;
+    let mut found = false;
+    for (at, line) in page.text.lines().enumerate() {
+        match (inside, line.trim_end()) {
+            (false, OPEN) => {
+                inside = true;
+                found = true;
+                let place = format!("{}:{}", page.path, at + 1);
+                script.push_str(&format!("trap 'echo \"{place}: a command failed\" >&2' ERR\n"));
+            }
+            (true, CLOSE) => inside = false,
+            (true, text) => {
+                script.push_str(text);
+                script.push('\n');
+            }
+            (false, _) => {}
+        }
+    }
+    found.then_some(script)
+}
+
+/// Runs a script in a folder of its own; its output, if it failed.
+fn run_page(path: &str, script: &str, programs: &Path) -> Result<Option<String>> {
+    let folder = tempfile::tempdir().context("make a temporary folder")?;
+    let mut search = vec![programs.to_owned()];
+    search.extend(std::env::split_paths(&std::env::var_os("PATH").unwrap_or_default()));
+    let mut command = Command::new("timeout");
+    command
+        .args(["--kill-after", "5", MOST_SECONDS, "bash", "-c", script])
+        .current_dir(&folder)
+        .env("PATH", std::env::join_paths(search).context("put the search path together")?)
+        .env("HOME", folder.path())
+        .env("NO_COLOR", "1");
+    let finished = process::run(path, &mut command)?;
+    let shown = || format!("{path}: {}\n{}", finished.status, finished.output);
+    Ok((!finished.status.success()).then(shown))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn page(text: &str) -> TextFile {
+        TextFile { path: "docs/a.md".to_owned(), text: text.to_owned() }
+    }
+
+    #[test]
+    fn only_marked_blocks_are_run_and_all_of_a_page_in_one_folder() {
+        let text = "```sh\nfalse\n```\n```sh run\necho 1 > a\n```\n```sh run\ntest -f a\n```\n";
+        let script = script(&page(text)).expect("there are two blocks");
+        let none = run_page("docs/a.md", &script, Path::new("/")).expect("bash runs");
+        assert_eq!(none, None);
+        assert!(!script.contains("false"));
+        assert!(super::script(&page("```sh\ntrue\n```\n")).is_none());
+    }
+
+    #[test]
+    fn a_command_that_fails_is_told_with_its_place() {
+        let text = "# A\n```sh run\ntrue\n```\n\n```sh run\nls no-such-file\necho on\n```\n";
+        let script = script(&page(text)).expect("there are two blocks");
+        let shown = run_page("docs/a.md", &script, Path::new("/")).expect("bash runs");
+        let shown = shown.expect("it failed");
+        assert!(shown.contains("docs/a.md:6: a command failed"), "{shown}");
+        assert!(!shown.contains("on\n"), "{shown}");
+    }
+}

@@ -1,0 +1,106 @@
+//! What the steps need beside a Rust toolchain, and how it is installed.
+//!
+//! What lives here: the browser and its driver (Debian packages) and `cargo-deny`. What does not:
+//! starting anything.
+//! Invariant: what is there is used as it is; what is missing is installed or named, with the
+//! command that installs it.
+
+use std::path::PathBuf;
+use std::process::Command;
+
+use anyhow::{Result, bail};
+
+use crate::process;
+use crate::workspace::Workspace;
+
+/// A program and the Debian package that has it.
+const PROGRAMS: &[(&[&str], &str)] = &[
+    (&["chromium", "chromium-browser", "google-chrome"], "chromium"),
+    (&["chromedriver"], "chromium-driver"),
+];
+
+/// Seconds to wait for another package installation to end.
+const APT_LOCK_SECONDS: &str = "DPkg::Lock::Timeout=300";
+
+/// Installs the Debian packages that are missing, and returns what was done.
+pub(super) fn install_packages() -> Result<String> {
+    let missing: Vec<&str> = PROGRAMS
+        .iter()
+        .filter(|(names, _)| !names.iter().any(|name| on_path(name).is_some()))
+        .map(|(_, package)| *package)
+        .collect();
+    if missing.is_empty() {
+        return Ok("everything is there".to_owned());
+    }
+    let by_hand = format!("install by hand: sudo apt-get install {}", missing.join(" "));
+    if on_path("apt-get").is_none() {
+        bail!("no apt-get here; {by_hand}");
+    }
+    apt(&["update"], &by_hand)?;
+    let mut arguments = vec!["install", "--yes", "--no-install-recommends"];
+    arguments.extend(&missing);
+    apt(&arguments, &by_hand)?;
+    Ok(format!("installed {}", missing.join(" ")))
+}
+
+fn apt(arguments: &[&str], by_hand: &str) -> Result<()> {
+    let mut command = if is_root() {
+        Command::new("apt-get")
+    } else {
+        let mut sudo = Command::new("sudo");
+        // Never ask: without a terminal nobody could answer.
+        sudo.args(["--non-interactive", "DEBIAN_FRONTEND=noninteractive", "apt-get"]);
+        sudo
+    };
+    command.env("DEBIAN_FRONTEND", "noninteractive").args(["-o", APT_LOCK_SECONDS]);
+    let finished = process::run("apt-get", command.args(arguments));
+    match finished {
+        Ok(finished) if finished.status.success() => Ok(()),
+        Ok(finished) => bail!("{}\napt-get {} failed; {by_hand}", finished.output, arguments[0]),
+        Err(error) => Err(error.context(by_hand.to_owned())),
+    }
+}
+
+fn is_root() -> bool {
+    let id = Command::new("id").arg("-u").output();
+    id.is_ok_and(|id| id.stdout.trim_ascii() == b"0")
+}
+
+/// Whether `cargo NAME` can be run.
+pub(super) fn has_cargo_command(workspace: &Workspace, name: &str) -> bool {
+    let version = workspace.cargo().args([name, "--version"]).output();
+    version.is_ok_and(|version| version.status.success())
+}
+
+/// Installs `cargo-deny` if it is missing, and says why not if it can't be.
+pub(super) fn install_cargo_deny(workspace: &Workspace) -> Result<()> {
+    if has_cargo_command(workspace, "deny") {
+        return Ok(());
+    }
+    let mut install = workspace.cargo();
+    // Its build is not this workspace's: cargo picks a temporary folder and removes it.
+    install.env_remove("CARGO_TARGET_DIR").args(["install", "cargo-deny", "--locked"]);
+    let finished = process::run("cargo install cargo-deny", &mut install)?;
+    if !finished.status.success() {
+        let last = finished.output.lines().last().unwrap_or_default().to_owned();
+        bail!("cargo-deny is missing and could not be installed: {last}");
+    }
+    Ok(())
+}
+
+/// Where a program is, if it is on the search path.
+pub(super) fn on_path(name: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH")?;
+    std::env::split_paths(&path).map(|folder| folder.join(name)).find(|file| file.is_file())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_program_is_found_on_the_path_and_a_missing_one_is_not() {
+        assert!(on_path("sh").is_some());
+        assert!(on_path("no-such-program-anywhere").is_none());
+    }
+}
