@@ -1,6 +1,6 @@
 //! `cargo xtask …`: the one door to everything that is done to this workspace.
 //!
-//! What lives here: the command line. What does not: the work, which each command's own module does.
+//! What lives here: the command line. What does not: the work, which each command's module does.
 //! Invariant: a command that is listed works on a fresh clone; nothing is listed before it does.
 
 mod process;

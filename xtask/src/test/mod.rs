@@ -29,8 +29,8 @@ pub(crate) struct Args {
     #[arg(long, value_name = "STEP", value_parser = step_names())]
     skip: Vec<String>,
     /// Run the tests so many times in a row.
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
-    times: u32,
+    #[arg(long, value_name = "N", default_value = "1")]
+    times: std::num::NonZeroU32,
 }
 
 fn step_names() -> clap::builder::PossibleValuesParser {
@@ -63,7 +63,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     };
     let mut reports = Vec::new();
     for step in STEPS.iter().filter(chosen) {
-        for _ in 0..if step.repeats { args.times } else { 1 } {
+        for _ in 0..if step.repeats { args.times.get() } else { 1 } {
             reports.push(run_step(&workspace, step));
         }
     }

@@ -10,6 +10,7 @@ mod forbidden;
 mod glossary;
 mod layout;
 mod names;
+mod pages;
 mod suites;
 mod syntax;
 
@@ -60,8 +61,12 @@ const FILE_RULES: &[FileRule] = &[
     syntax::functions_and_names,
 ];
 
-const TREE_RULES: &[TreeRule] =
-    &[layout::same_file_names, suites::every_adapter_runs_its_suites, glossary::every_word];
+const TREE_RULES: &[TreeRule] = &[
+    glossary::every_word,
+    layout::same_file_names,
+    pages::pointers_lead_somewhere,
+    suites::every_adapter_runs_its_suites,
+];
 
 /// Checks everything and prints what is broken.
 pub(crate) fn run() -> Result<ExitCode> {
