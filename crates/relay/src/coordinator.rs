@@ -1,0 +1,276 @@
+//! Shares partitions among the live relays of a group.
+//!
+//! What lives here: joining, acquiring, handing over, and the workers' life. What does not: what a
+//! worker does with its partition.
+//! Invariant: a worker runs only under a lease in the book, and a lease is released only after its
+//! worker has ended.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use postrider_core::{
+    Acquired, Clock, Error, ErrorKind, LeaseInfo, PartitionId, RelayId, RelayStore, Result,
+};
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+
+use crate::keeper::{Book, Held, Keeping};
+use crate::options::RelayOptions;
+use crate::status::RelayStatus;
+use crate::trust::Trust;
+
+/// How soon a free lease is noticed by a relay that wants one: a planned hand-over takes twice this
+/// at most.
+const STANDBY_POLL: Duration = Duration::from_millis(50);
+/// How often a relay that holds all it may looks around.
+const HOLDING_POLL: Duration = Duration::from_millis(250);
+/// Shortest time between two looks at the live relays.
+const JOIN_AT_MOST_EVERY: Duration = Duration::from_millis(100);
+
+/// Why a worker ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum WorkExit {
+    /// The lease may be released.
+    Done,
+    /// The lease belongs to another by now.
+    LeaseLost,
+}
+
+/// What is done with a partition.
+#[async_trait]
+pub(crate) trait Work: Send + Sync + 'static {
+    /// Partitions that want a worker, in a stable order.
+    async fn partitions(&self) -> Result<Vec<PartitionId>>;
+
+    /// Works on one partition, out of `partitions` in all, until `stop` or the end of its lease.
+    async fn run(&self, held: Held, partitions: usize, stop: CancellationToken) -> WorkExit;
+}
+
+pub(crate) struct Coordinator {
+    store: Arc<dyn RelayStore>,
+    clock: Arc<dyn Clock>,
+    options: RelayOptions,
+    work: Arc<dyn Work>,
+    status: RelayStatus,
+    book: Arc<Book>,
+    workers: JoinSet<PartitionId>,
+    stops: HashMap<PartitionId, CancellationToken>,
+    members: Vec<RelayId>,
+    partitions: Vec<PartitionId>,
+    joined_at: Option<Duration>,
+}
+
+impl Coordinator {
+    pub(crate) fn new(
+        store: Arc<dyn RelayStore>,
+        clock: Arc<dyn Clock>,
+        options: RelayOptions,
+        work: Arc<dyn Work>,
+        status: RelayStatus,
+    ) -> Self {
+        Self {
+            store,
+            clock,
+            options,
+            work,
+            status,
+            book: Arc::default(),
+            workers: JoinSet::new(),
+            stops: HashMap::new(),
+            members: Vec::new(),
+            partitions: Vec::new(),
+            joined_at: None,
+        }
+    }
+
+    pub(crate) fn keeping(&self) -> Keeping {
+        Keeping {
+            store: Arc::clone(&self.store),
+            clock: Arc::clone(&self.clock),
+            book: Arc::clone(&self.book),
+            ttl: self.options.lease_ttl,
+            renew_every: self.options.renew_every(),
+            trust_window: self.options.trust_window(),
+        }
+    }
+
+    /// Works until `stop`, then hands everything over.
+    pub(crate) async fn run(mut self, stop: CancellationToken) -> Result<()> {
+        let mut exported_at = Duration::ZERO;
+        while !stop.is_cancelled() {
+            let wait = match self.look_around().await {
+                Ok(wait) => {
+                    self.status.store_answered(None);
+                    wait
+                }
+                Err(error) => self.trouble(error)?,
+            };
+            let now = self.clock.elapsed();
+            if now.saturating_sub(exported_at) >= Duration::from_secs(1) {
+                exported_at = now;
+                crate::metrics::export(&self.status.snapshot());
+            }
+            tokio::select! {
+                () = stop.cancelled() => {}
+                Some(ended) = self.workers.join_next(), if !self.workers.is_empty() => {
+                    self.ended(ended);
+                }
+                () = self.clock.sleep(wait) => {}
+            }
+        }
+        self.hand_over().await;
+        crate::metrics::export(&self.status.snapshot());
+        Ok(())
+    }
+
+    /// An error before the first success that no waiting can mend ends the relay.
+    fn trouble(&mut self, error: Error) -> Result<Duration> {
+        let lasting = match error.kind() {
+            ErrorKind::Transient | ErrorKind::Throttled { .. } | ErrorKind::Fenced => false,
+            ErrorKind::Permanent | ErrorKind::Unsupported | ErrorKind::Corrupt => true,
+        };
+        if lasting && self.joined_at.is_none() {
+            return Err(error);
+        }
+        tracing::warn!(error = %error.chain(), "the database does not answer; trying again");
+        self.status.store_answered(Some(error.chain()));
+        Ok(HOLDING_POLL)
+    }
+
+    fn ended(&mut self, ended: std::result::Result<PartitionId, tokio::task::JoinError>) {
+        match ended {
+            Ok(partition) => {
+                self.stops.remove(&partition);
+                // A finished partition may have successors to work on.
+                self.joined_at = None;
+            }
+            Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
+            Err(_) => {}
+        }
+    }
+
+    /// Brings what this relay holds closer to its share. Returns when to look again.
+    async fn look_around(&mut self) -> Result<Duration> {
+        let now = self.clock.elapsed();
+        let due = self.joined_at.is_none_or(|at| now >= at + self.options.renew_every());
+        if due {
+            self.join(now).await?;
+        }
+        if self.stops.len() >= self.partitions.len() {
+            return Ok(HOLDING_POLL);
+        }
+        let leases = self.store.leases(&self.options.group).await?;
+        let mut free = self.free(&leases);
+        let may_join = self.joined_at.is_none_or(|at| now >= at + JOIN_AT_MOST_EVERY);
+        if !free.is_empty() && self.stops.len() >= self.share() && may_join {
+            // Whoever left them free may be gone: then the share has grown.
+            self.join(now).await?;
+            free = self.free(&leases);
+        }
+        while self.stops.len() < self.share() {
+            let Some(partition) = free.pop() else { break };
+            self.acquire(partition).await?;
+        }
+        self.give_back();
+        Ok(STANDBY_POLL)
+    }
+
+    async fn join(&mut self, now: Duration) -> Result<()> {
+        let options = &self.options;
+        self.members = self.store.join(&options.group, &options.relay, options.lease_ttl).await?;
+        self.partitions = self.work.partitions().await?;
+        self.joined_at = Some(now);
+        self.give_back();
+        Ok(())
+    }
+
+    /// Partitions that nobody holds, the first wanted one last.
+    fn free(&self, leases: &[LeaseInfo]) -> Vec<PartitionId> {
+        let held = |partition: &PartitionId| {
+            let lease = leases.iter().find(|lease| lease.partition == *partition);
+            lease.is_some_and(|lease| {
+                !lease.remaining.is_zero() && lease.holder != self.options.relay
+            })
+        };
+        let ours = |partition: &PartitionId| self.stops.contains_key(partition);
+        let wanted = self.partitions.iter().rev();
+        wanted.filter(|partition| !ours(partition) && !held(partition)).cloned().collect()
+    }
+
+    /// This relay's even share: the first relays of the list take one of what is left over.
+    fn share(&self) -> usize {
+        let (all, relays) = (self.partitions.len(), self.members.len().max(1));
+        let place = self.members.iter().position(|member| *member == self.options.relay);
+        all / relays + usize::from(place.is_some_and(|place| place < all % relays))
+    }
+
+    /// Asks workers beyond the share to hand over.
+    fn give_back(&mut self) {
+        let extra = self.stops.len().saturating_sub(self.share());
+        let mut partitions: Vec<&PartitionId> = self.stops.keys().collect();
+        partitions.sort();
+        for partition in partitions.into_iter().rev().take(extra) {
+            self.stops[partition].cancel();
+        }
+    }
+
+    async fn acquire(&mut self, partition: PartitionId) -> Result<()> {
+        let options = &self.options;
+        let asked_at = self.clock.elapsed();
+        let answer = self
+            .store
+            .acquire(&options.group, &partition, &options.relay, options.lease_ttl)
+            .await?;
+        let lease = match answer {
+            Acquired::Held(lease) => Arc::new(lease),
+            Acquired::Busy { .. } => return Ok(()),
+        };
+        tracing::info!(%partition, epoch = lease.epoch().get(), "lease acquired");
+        let trust = Arc::new(Trust::new(asked_at + options.trust_window()));
+        let held = Held { lease, trust };
+        self.book.add(held.clone());
+        let stop = CancellationToken::new();
+        self.stops.insert(partition.clone(), stop.clone());
+        let (work, store) = (Arc::clone(&self.work), Arc::clone(&self.store));
+        let (book, count) = (Arc::clone(&self.book), self.partitions.len());
+        self.workers.spawn(async move {
+            let exit = work.run(held.clone(), count, stop).await;
+            book.remove(&partition);
+            if exit == WorkExit::Done
+                && let Err(error) = store.release(&held.lease).await
+            {
+                tracing::warn!(%partition, error = %error.chain(),
+                    "the lease was not released; it runs out by itself");
+            }
+            tracing::info!(%partition, epoch = held.lease.epoch().get(), ?exit, "worker ended");
+            partition
+        });
+        Ok(())
+    }
+
+    /// A planned stop: others learn first that this relay leaves, then each partition follows as
+    /// soon as it is drained.
+    async fn hand_over(&mut self) {
+        for stop in self.stops.values() {
+            stop.cancel();
+        }
+        let (store, options) = (Arc::clone(&self.store), self.options.clone());
+        let leave = async {
+            if let Err(error) = store.leave(&options.group, &options.relay).await {
+                tracing::warn!(error = %error.chain(), "leaving the group failed; it runs out");
+            }
+        };
+        let drained = async {
+            while let Some(ended) = self.workers.join_next().await {
+                if let Err(error) = ended
+                    && error.is_panic()
+                {
+                    std::panic::resume_unwind(error.into_panic());
+                }
+            }
+        };
+        tokio::join!(leave, drained);
+    }
+}

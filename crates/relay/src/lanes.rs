@@ -1,0 +1,357 @@
+//! Lanes: one queue per key, at most one chain of each in flight.
+//!
+//! What lives here: the queues, who is ready, and which call carries what. What does not: sending,
+//! retry decisions, the window.
+//! Invariant: a lane's items leave from its head, in order; a lane in flight is never ready.
+
+use std::collections::{HashMap, VecDeque};
+
+use postrider_core::{Capabilities, Chain, DeadLetterId, Entry, Key};
+use slab::Slab;
+
+use crate::window::Seq;
+
+/// Where an item came from, and so what finishing it means.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Origin {
+    /// Read from the source: finishing it frees its place in the window.
+    Feed(Seq),
+    /// A released dead letter: finishing it resolves the letter.
+    DeadLetter(DeadLetterId),
+}
+
+#[derive(Debug)]
+pub(crate) struct Item {
+    pub(crate) entry: Entry,
+    pub(crate) origin: Origin,
+    /// Attempts before this relay took it up: a released letter's.
+    pub(crate) earlier_attempts: u32,
+    /// Whether the sink can take it at all: readable, and not too large.
+    pub(crate) sendable: bool,
+    next: Option<usize>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    /// In the ready queue.
+    Ready,
+    InFlight,
+    /// Between attempts.
+    Waiting,
+}
+
+/// A lane's number, good while the lane has items.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) struct LaneId(usize);
+
+#[derive(Debug)]
+struct Lane {
+    key: Key,
+    head: usize,
+    tail: usize,
+    state: State,
+    tries: Tries,
+}
+
+/// Failures of a lane's head.
+#[derive(Debug, Default)]
+pub(crate) struct Tries {
+    /// All of them: they lengthen the wait.
+    pub(crate) all: u32,
+    /// Those while the sink took other events: they use up the event's attempts.
+    pub(crate) counted: u32,
+    /// The sink's successes when the head last failed.
+    pub(crate) successes_seen: u64,
+    /// The last error, for a letter.
+    pub(crate) reason: String,
+}
+
+/// Items of one call, by lane, in the order of the call.
+#[derive(Debug, Default)]
+pub(crate) struct Chains {
+    /// (lane, number of items taken from its head).
+    pub(crate) taken: Vec<(LaneId, usize)>,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Lanes {
+    items: Slab<Item>,
+    lanes: Slab<Lane>,
+    by_key: HashMap<Key, usize, ahash::RandomState>,
+    ready: VecDeque<usize>,
+    bytes: usize,
+    dead_letters: usize,
+    unsendable: usize,
+}
+
+/// What `push` takes.
+#[derive(Debug)]
+pub(crate) struct NewItem {
+    pub(crate) entry: Entry,
+    pub(crate) origin: Origin,
+    pub(crate) earlier_attempts: u32,
+    pub(crate) sendable: bool,
+}
+
+impl Lanes {
+    pub(crate) fn push(&mut self, key: &Key, new: NewItem) {
+        let NewItem { entry, origin, earlier_attempts, sendable } = new;
+        self.bytes += entry.cost_bytes();
+        self.dead_letters += usize::from(matches!(origin, Origin::DeadLetter(_)));
+        self.unsendable += usize::from(!sendable);
+        let item = Item { entry, origin, earlier_attempts, sendable, next: None };
+        let item = self.items.insert(item);
+        if let Some(&lane) = self.by_key.get(key) {
+            let tail = std::mem::replace(&mut self.lanes[lane].tail, item);
+            self.items[tail].next = Some(item);
+            return;
+        }
+        let lane = self.lanes.insert(Lane {
+            key: key.clone(),
+            head: item,
+            tail: item,
+            state: State::Ready,
+            tries: Tries::default(),
+        });
+        self.by_key.insert(key.clone(), lane);
+        self.ready.push_back(lane);
+    }
+
+    /// Whether the key has items from the feed: then later ones of it queue behind them.
+    pub(crate) fn has_feed_items(&self, key: &Key) -> bool {
+        let Some(&lane) = self.by_key.get(key) else { return false };
+        let mut at = Some(self.lanes[lane].head);
+        while let Some(item) = at {
+            if matches!(self.items[item].origin, Origin::Feed(_)) {
+                return true;
+            }
+            at = self.items[item].next;
+        }
+        false
+    }
+
+    /// Takes ready lanes into one call, up to the sink's limits; `fits` refuses heads that must
+    /// not be sent (now), whose lanes stay ready.
+    pub(crate) fn take(
+        &mut self,
+        limits: &Capabilities,
+        records: &mut Vec<postrider_core::Record>,
+        fits: impl Fn(&Item) -> bool,
+    ) -> Chains {
+        let mut chains = Chains::default();
+        let mut bytes = 0;
+        for _ in 0..self.ready.len() {
+            if records.len() >= limits.max_batch_records || bytes >= limits.max_batch_bytes {
+                break;
+            }
+            let lane = self.ready.pop_front().expect("counted");
+            let most = match limits.chain {
+                Chain::One => 1,
+                Chain::Many => limits.max_batch_records - records.len(),
+            };
+            let mut taken = 0;
+            let mut at = Some(self.lanes[lane].head);
+            while let Some(index) = at.filter(|_| taken < most) {
+                let item = &self.items[index];
+                let Entry::Record(record) = &item.entry else { break };
+                if !item.sendable {
+                    break;
+                }
+                let cost = item.entry.cost_bytes();
+                let full = !records.is_empty() && bytes + cost > limits.max_batch_bytes;
+                if full || !fits(item) {
+                    break;
+                }
+                bytes += cost;
+                records.push(record.clone());
+                taken += 1;
+                at = item.next;
+            }
+            if taken == 0 {
+                self.ready.push_back(lane);
+                continue;
+            }
+            self.lanes[lane].state = State::InFlight;
+            chains.taken.push((LaneId(lane), taken));
+        }
+        chains
+    }
+
+    /// A ready lane whose head can't be sent at all; it counts as in flight from now on.
+    pub(crate) fn take_unsendable(&mut self) -> Option<LaneId> {
+        if self.unsendable == 0 {
+            return None;
+        }
+        let unsendable = |&lane: &usize| !self.items[self.lanes[lane].head].sendable;
+        let at = self.ready.iter().position(unsendable)?;
+        let lane = self.ready.remove(at).expect("just found");
+        self.lanes[lane].state = State::InFlight;
+        Some(LaneId(lane))
+    }
+
+    /// Removes the head of a lane that is not ready: it was confirmed or will be a dead letter.
+    /// Says whether the lane has more; if not, its number is free for another key.
+    pub(crate) fn pop(&mut self, lane: LaneId) -> (Item, bool) {
+        let state = &mut self.lanes[lane.0];
+        let item = self.items.remove(state.head);
+        state.tries = Tries::default();
+        self.bytes -= item.entry.cost_bytes();
+        self.dead_letters -= usize::from(matches!(item.origin, Origin::DeadLetter(_)));
+        self.unsendable -= usize::from(!item.sendable);
+        match item.next {
+            Some(next) => state.head = next,
+            None => {
+                let gone = self.lanes.remove(lane.0);
+                self.by_key.remove(&gone.key);
+            }
+        }
+        let left = item.next.is_some();
+        (item, left)
+    }
+
+    /// Removes a whole lane that is not ready, head first.
+    pub(crate) fn pop_all(&mut self, lane: LaneId) -> Vec<Item> {
+        let mut items = Vec::new();
+        loop {
+            let (item, left) = self.pop(lane);
+            items.push(item);
+            if !left {
+                return items;
+            }
+        }
+    }
+
+    pub(crate) fn head(&self, lane: LaneId) -> &Item {
+        &self.items[self.lanes[lane.0].head]
+    }
+
+    pub(crate) fn key(&self, lane: LaneId) -> &Key {
+        &self.lanes[lane.0].key
+    }
+
+    pub(crate) fn tries(&mut self, lane: LaneId) -> &mut Tries {
+        &mut self.lanes[lane.0].tries
+    }
+
+    pub(crate) fn tries_of(&self, lane: LaneId) -> &Tries {
+        &self.lanes[lane.0].tries
+    }
+
+    /// The lane may be sent from again, if it still has items.
+    pub(crate) fn make_ready(&mut self, lane: LaneId) {
+        if let Some(state) = self.lanes.get_mut(lane.0)
+            && state.state != State::Ready
+        {
+            state.state = State::Ready;
+            self.ready.push_back(lane.0);
+        }
+    }
+
+    /// The lane waits for another attempt.
+    pub(crate) fn make_wait(&mut self, lane: LaneId) {
+        self.lanes[lane.0].state = State::Waiting;
+    }
+
+    /// Lanes that wait for another attempt and whose head satisfies `wanted`.
+    pub(crate) fn waiting(&self, wanted: impl Fn(&Item) -> bool) -> Vec<LaneId> {
+        let waits = |lane: &Lane| lane.state == State::Waiting && wanted(&self.items[lane.head]);
+        self.lanes.iter().filter(|(_, lane)| waits(lane)).map(|(id, _)| LaneId(id)).collect()
+    }
+
+    /// Whether any ready lane's head satisfies `wanted`.
+    pub(crate) fn any_ready(&self, wanted: impl Fn(&Item) -> bool) -> bool {
+        self.ready.iter().any(|&lane| wanted(&self.items[self.lanes[lane].head]))
+    }
+
+    /// Whether the lane still has items under this number.
+    pub(crate) fn is_waiting(&self, lane: LaneId) -> bool {
+        self.lanes.get(lane.0).is_some_and(|lane| lane.state == State::Waiting)
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.items.len()
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Released dead letters among the items.
+    pub(crate) fn dead_letters(&self) -> usize {
+        self.dead_letters
+    }
+
+    pub(crate) fn has_ready(&self) -> bool {
+        !self.ready.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use postrider_core::{Event, EventId, EventType, NewEvent, Position, Record, Timestamp, Topic};
+
+    const MANY: Capabilities = Capabilities {
+        max_event_bytes: None,
+        max_batch_records: 4,
+        max_batch_bytes: 1 << 20,
+        max_in_flight: 1,
+        chain: Chain::Many,
+        dedup_window: None,
+    };
+
+    fn event(key: &Key) -> Event {
+        let topic = Topic::new("t").expect("valid");
+        let kind = EventType::new("E").expect("valid");
+        let new = NewEvent::builder(key.clone(), topic, kind).build().expect("valid");
+        new.identified(|| EventId::from_uuid(uuid::Uuid::nil()))
+    }
+
+    fn push(lanes: &mut Lanes, key: &str, seq: Seq) {
+        let key = Key::new(key).expect("valid");
+        let entry = Entry::Record(Record {
+            position: Position::START,
+            appended_at: Timestamp::default(),
+            event: event(&key),
+        });
+        let origin = Origin::Feed(seq);
+        lanes.push(&key, NewItem { entry, origin, earlier_attempts: 0, sendable: true });
+    }
+
+    #[test]
+    fn a_key_in_flight_is_not_taken_again_and_leaves_in_order() {
+        let mut lanes = Lanes::default();
+        for (key, seq) in [("a", 0), ("b", 1), ("a", 2)] {
+            push(&mut lanes, key, seq);
+        }
+        let mut records = Vec::new();
+        let one = Capabilities { chain: Chain::One, ..MANY };
+        let chains = lanes.take(&one, &mut records, |_| true);
+        assert_eq!(chains.taken.iter().map(|(_, n)| *n).collect::<Vec<_>>(), [1, 1]);
+        assert!(lanes.take(&one, &mut Vec::new(), |_| true).taken.is_empty());
+        let (a, _) = chains.taken[0];
+        assert_eq!(lanes.pop(a).0.origin, Origin::Feed(0));
+        assert!(lanes.take(&one, &mut Vec::new(), |_| true).taken.is_empty(), "still in flight");
+        lanes.make_ready(a);
+        assert_eq!(lanes.take(&one, &mut Vec::new(), |_| true).taken, [(a, 1)]);
+        assert_eq!(lanes.pop(a).0.origin, Origin::Feed(2));
+        let (b, _) = chains.taken[1];
+        assert_eq!(lanes.pop(b).0.origin, Origin::Feed(1));
+        assert_eq!((lanes.len(), lanes.bytes()), (0, 0));
+    }
+
+    #[test]
+    fn a_call_carries_whole_chains_up_to_its_limit() {
+        let mut lanes = Lanes::default();
+        for seq in 0..6 {
+            push(&mut lanes, "a", seq);
+        }
+        push(&mut lanes, "b", 6);
+        let mut records = Vec::new();
+        let chains = lanes.take(&MANY, &mut records, |_| true);
+        assert_eq!(chains.taken.iter().map(|(_, n)| *n).collect::<Vec<_>>(), [4]);
+        let rest = lanes.pop_all(chains.taken[0].0);
+        assert_eq!(rest.len(), 6);
+        assert_eq!(lanes.take(&MANY, &mut Vec::new(), |_| true).taken.len(), 1, "b is ready");
+    }
+}

@@ -1,0 +1,242 @@
+//! From a batch or a released letter to the lanes.
+//!
+//! What lives here: the look-up of parked keys, and what waits instead of being queued. What does
+//! not: sending.
+//! Invariant: a record whose key has letters never enters a lane ahead of them.
+
+use std::collections::HashSet;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use postrider_core::{
+    Batch, DeadLetter, DeadLetterState, Entry, Error, ErrorKind, Key, NewDeadLetter, Result,
+};
+
+use super::{Exit, Phase, Pipeline, RELEASE_EVERY, RELEASE_PAGE};
+use crate::lanes::{LaneId, NewItem, Origin};
+use crate::store_ops::StoreOp;
+use crate::window::Fate;
+
+impl Pipeline {
+    /// Takes a batch in, at once or after a look-up of its keys among the dead letters.
+    pub(super) fn receive(&mut self, batch: Batch) {
+        if let Some(Entry::Record(last)) = batch.entries.last() {
+            let up_to = last.appended_at.as_millis();
+            self.set.status.read_up_to_ms.store(up_to, Ordering::Relaxed);
+        }
+        if self.blocking == 0 && self.parking.is_empty() {
+            self.enqueue(batch, &HashSet::new());
+            return;
+        }
+        let keys: HashSet<Key> = batch.entries.iter().filter_map(Entry::key).cloned().collect();
+        let keys: Vec<Key> = keys.into_iter().collect();
+        let desk = self.set.desk.clone();
+        let look_up = async move {
+            let partition = desk.lease.partition();
+            let mut wait = Duration::from_millis(20);
+            loop {
+                match desk.store.blocked(&desk.consumer, partition, &keys).await {
+                    Ok(blocked) => return Ok(blocked.into_iter().collect()),
+                    Err(error) if error.kind() == ErrorKind::Transient => {
+                        desk.clock.sleep(wait).await;
+                        wait = (wait * 2).min(Duration::from_secs(1));
+                    }
+                    Err(error) => return Err(error),
+                }
+            }
+        };
+        self.lookup = Some((batch, Box::pin(look_up)));
+    }
+
+    pub(super) fn looked_up(&mut self, blocked: Result<HashSet<Key>>) {
+        let (batch, _) = self.lookup.take().expect("a look-up ended");
+        match blocked {
+            Ok(mut blocked) => {
+                blocked.extend(self.parked_meanwhile.drain());
+                self.enqueue(batch, &blocked);
+            }
+            Err(error) => self.begin_drain(Some(error)),
+        }
+    }
+
+    fn enqueue(&mut self, batch: Batch, blocked: &HashSet<Key>) {
+        for entry in batch.entries {
+            let seq = self.window.push(entry.position().clone());
+            let Some(key) = entry.key().cloned() else {
+                self.park_keyless(entry, seq);
+                continue;
+            };
+            let held = blocked.contains(&key) || self.parking.contains_key(&key);
+            if held && !self.lanes.has_feed_items(&key) {
+                let reason = "waits behind an earlier event of its key".to_owned();
+                let state = DeadLetterState::Waiting;
+                let letter = NewDeadLetter { entry, state, reason, attempts: 0 };
+                self.park(vec![letter], vec![seq], Some(key));
+                continue;
+            }
+            let sendable = self.is_sendable(&entry);
+            let origin = Origin::Feed(seq);
+            self.lanes.push(&key, NewItem { entry, origin, earlier_attempts: 0, sendable });
+        }
+        self.window.pass(batch.position);
+    }
+
+    /// An unreadable entry without a key holds nothing back.
+    fn park_keyless(&mut self, entry: Entry, seq: u64) {
+        let reason = match &entry {
+            Entry::Malformed(malformed) => malformed.reason.clone(),
+            Entry::Record(_) => unreachable!("a record has a key"),
+        };
+        let state = DeadLetterState::Skipped;
+        self.park(vec![NewDeadLetter { entry, state, reason, attempts: 0 }], vec![seq], None);
+    }
+
+    /// Queues the writing of letters. Their records are settled once it is done.
+    pub(super) fn park(&mut self, letters: Vec<NewDeadLetter>, seqs: Vec<u64>, key: Option<Key>) {
+        self.parkings += 1;
+        let blocks = |letter: &&NewDeadLetter| letter.state != DeadLetterState::Skipped;
+        self.blocking += letters.iter().filter(blocks).count() as u64;
+        if let Some(key) = &key {
+            *self.parking.entry(key.clone()).or_default() += 1;
+        }
+        self.ops.push(StoreOp::Park { letters, seqs, keys: key.into_iter().collect() });
+    }
+
+    fn is_sendable(&self, entry: &Entry) -> bool {
+        match entry {
+            Entry::Record(record) => {
+                let size = record.event.payload().len();
+                self.limits.max_event_bytes.is_none_or(|most| size <= most)
+            }
+            Entry::Malformed(_) => false,
+        }
+    }
+
+    pub(super) fn why_unsendable(&self, lane: LaneId) -> Error {
+        match &self.lanes.head(lane).entry {
+            Entry::Malformed(malformed) => Error::permanent(malformed.reason.clone()),
+            Entry::Record(record) => Error::permanent(format!(
+                "the payload has {} bytes; the sink takes {} at most",
+                record.event.payload().len(),
+                self.limits.max_event_bytes.unwrap_or_default()
+            )),
+        }
+    }
+
+    /// Asks for released letters when it is time, and none are in memory or being written.
+    pub(super) fn look_for_released(&mut self, now: Duration) {
+        let quiet = self.ops.is_idle() && self.lanes.dead_letters() == 0;
+        let due = now >= self.release_at && self.release.is_none() && quiet;
+        if !due || !matches!(self.phase, Phase::Running) {
+            return;
+        }
+        self.release_at = now + RELEASE_EVERY;
+        let desk = self.set.desk.clone();
+        self.parkings_at_release = self.parkings;
+        self.release = Some(Box::pin(async move {
+            let partition = desk.lease.partition();
+            let letters = desk.store.released(&desk.consumer, partition, RELEASE_PAGE).await?;
+            let blocking = desk.store.blocking(&desk.consumer, partition).await?;
+            Ok((letters, blocking))
+        }));
+    }
+
+    pub(super) fn released(&mut self, letters: Result<(Vec<DeadLetter>, u64)>) {
+        self.release = None;
+        let (letters, blocking) = match letters {
+            Ok(found) => found,
+            Err(error) => {
+                tracing::warn!(
+                    partition = %self.partition(), sink = %self.set.desk.consumer,
+                    error = %error.chain(), "dead letters can't be read for now"
+                );
+                return;
+            }
+        };
+        if self.parkings == self.parkings_at_release {
+            self.blocking = blocking;
+        }
+        if !letters.is_empty() {
+            // The next page follows as soon as this one is settled.
+            self.release_at = Duration::ZERO;
+        }
+        for letter in letters {
+            let Some(key) = letter.entry.key().cloned() else { continue };
+            let sendable = self.is_sendable(&letter.entry);
+            let origin = Origin::DeadLetter(letter.id);
+            let earlier_attempts = letter.attempts;
+            let new = NewItem { entry: letter.entry, origin, earlier_attempts, sendable };
+            self.lanes.push(&key, new);
+        }
+    }
+
+    /// A write was done, or can't be.
+    pub(super) fn written(&mut self, op: StoreOp, result: Result<()>) {
+        if let Err(error) = result {
+            self.write_failed(error);
+            return;
+        }
+        match op {
+            StoreOp::Park { letters, seqs, keys } => {
+                for seq in seqs {
+                    self.window.finish(seq, Fate::Parked);
+                }
+                let parked = letters.len() as u64;
+                self.set.status.parked.fetch_add(parked, Ordering::Relaxed);
+                self.set.status.moved(self.set.desk.clock.elapsed());
+                for key in keys {
+                    self.parked_one(key);
+                }
+            }
+            StoreOp::Resolve { ids } => {
+                self.blocking = self.blocking.saturating_sub(ids.len() as u64);
+            }
+            StoreOp::Refuse { .. } => {}
+            StoreOp::Advance { to, .. } => {
+                if let Some(reading) = &self.reading {
+                    reading.confirm(to);
+                }
+            }
+            StoreOp::Finish { .. } => self.exit = Some(Exit::Finished),
+        }
+    }
+
+    fn parked_one(&mut self, key: Key) {
+        if self.lookup.is_some() {
+            self.parked_meanwhile.insert(key.clone());
+        }
+        if let Some(count) = self.parking.get_mut(&key) {
+            *count -= 1;
+            if *count == 0 {
+                self.parking.remove(&key);
+            }
+        }
+    }
+
+    fn write_failed(&mut self, error: Error) {
+        let exit = match error.kind() {
+            ErrorKind::Fenced => {
+                tracing::warn!(
+                    partition = %self.partition(), sink = %self.set.desk.consumer,
+                    epoch = self.set.desk.lease.epoch().get(), error = %error.chain(),
+                    "another relay has the partition; this worker stops"
+                );
+                self.set.trust.lose();
+                Exit::LeaseLost
+            }
+            ErrorKind::Transient
+            | ErrorKind::Throttled { .. }
+            | ErrorKind::Permanent
+            | ErrorKind::Unsupported
+            | ErrorKind::Corrupt => Exit::Halted(error),
+        };
+        self.exit = Some(exit);
+    }
+
+    pub(super) fn stop_reading(&mut self) {
+        self.reading = None;
+        self.lookup = None;
+        self.release = None;
+        self.reader.abort_all();
+    }
+}

@@ -1,0 +1,436 @@
+//! One sink's work in one partition: the loop from reading to checkpoint.
+//!
+//! What lives here: the state, the loop and its timers. What does not: what a batch (`enqueue.rs`),
+//! an outcome (`settle.rs`) or a stop (`drain.rs`) changes.
+//! Invariant: nothing is sent after the trust window; one task owns all state, so that every
+//! decision sees all that was decided before.
+
+mod drain;
+mod enqueue;
+mod settle;
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashMap, HashSet};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use postrider_core::limits::WINDOW_RECORDS;
+use postrider_core::{
+    Batch, BatchLimit, Capabilities, Checkpoint, ConsumerName, DeadLetter, Error, ErrorKind,
+    Jitter, Key, Outcome, PartitionId, Publish, ReadOutcome, Record, Result, Sink, Source,
+    StartFrom, Successor,
+};
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+
+use crate::failpoint::failpoint;
+use crate::health::Health;
+use crate::lanes::{Chains, Item, LaneId, Lanes, Origin};
+use crate::options::SinkOptions;
+use crate::reading::{self, ReadFrom, Reading};
+use crate::status::{PipelineStatus, SinkState};
+use crate::store_ops::{Desk, StoreOp, StoreOps};
+use crate::trust::Trust;
+use crate::window::{Seq, Window};
+
+/// How often released dead letters are looked for.
+const RELEASE_EVERY: Duration = Duration::from_secs(1);
+/// Released letters in memory at most.
+const RELEASE_PAGE: BatchLimit = BatchLimit { records: 256, bytes: 1024 * 1024 };
+/// Longest the loop sleeps when nothing is due.
+const IDLE_WAIT: Duration = Duration::from_secs(60);
+
+/// What one pipeline works with.
+pub(crate) struct Setting {
+    pub(crate) source: Arc<dyn Source>,
+    pub(crate) sink: Arc<dyn Sink>,
+    pub(crate) desk: Desk,
+    pub(crate) trust: Arc<Trust>,
+    pub(crate) options: SinkOptions,
+    /// This partition's share of the sink's budget.
+    pub(crate) budget_bytes: usize,
+    pub(crate) drain_timeout: Duration,
+    pub(crate) checkpoint_every: Duration,
+    pub(crate) status: Arc<PipelineStatus>,
+    pub(crate) seed: u64,
+}
+
+/// Why a pipeline ended.
+#[derive(Debug)]
+pub(crate) enum Exit {
+    /// Asked to stop; what was under way is confirmed and checkpointed.
+    Drained,
+    /// Another relay may have the partition by now; nothing more was written.
+    LeaseLost,
+    /// The partition ended and its successors' checkpoints are written.
+    Finished,
+    /// Needs a person.
+    Halted(Error),
+}
+
+enum Phase {
+    Running,
+    /// No more reading; only what is under way, and the gaps before it.
+    Draining {
+        until: Duration,
+        halted: Option<Error>,
+    },
+}
+
+struct Published {
+    chains: Chains,
+    outcomes: Vec<Outcome>,
+}
+
+type Lookup = Pin<Box<dyn Future<Output = Result<HashSet<Key>>> + Send>>;
+type Release = Pin<Box<dyn Future<Output = Result<(Vec<DeadLetter>, u64)>> + Send>>;
+
+enum Signal {
+    Stop,
+    Written(StoreOp, Result<()>),
+    Published(Published),
+    SinkPanicked,
+    LookedUp(Result<HashSet<Key>>),
+    Released(Result<(Vec<DeadLetter>, u64)>),
+    Read(Option<Result<ReadOutcome>>),
+    Timer,
+}
+
+pub(crate) struct Pipeline {
+    set: Setting,
+    limits: Capabilities,
+    lanes: Lanes,
+    window: Window,
+    health: Health,
+    ops: StoreOps,
+    reading: Option<Reading>,
+    reader: JoinSet<()>,
+    publishes: JoinSet<Published>,
+    retries: BinaryHeap<Reverse<(Duration, LaneId)>>,
+    /// A batch whose keys are being looked up among the dead letters.
+    lookup: Option<(Batch, Lookup)>,
+    release: Option<Release>,
+    /// Keys whose letters are being written.
+    parking: HashMap<Key, u32>,
+    /// Keys whose letters were written while a look-up was under way that may have missed them.
+    parked_meanwhile: HashSet<Key>,
+    /// Letters that hold keys back; never below the truth that this pipeline made.
+    blocking: u64,
+    /// Grows with each parking, so that a count read before it is not believed.
+    parkings: u64,
+    parkings_at_release: u64,
+    release_at: Duration,
+    checkpoint_at: Duration,
+    ended: Option<Vec<Successor>>,
+    finishing: bool,
+    phase: Phase,
+    exit: Option<Exit>,
+    rng: StdRng,
+}
+
+/// Runs one sink in one partition until `stop`, the end of the lease or of the partition.
+pub(crate) async fn run(set: Setting, stop: CancellationToken) -> Exit {
+    let status = Arc::clone(&set.status);
+    let consumer = set.desk.consumer.clone();
+    let partition = set.desk.lease.partition().clone();
+    status.set_running(true);
+    status.set_state(SinkState::Flowing);
+    let exit = match Pipeline::start(set).await {
+        Ok(mut pipeline) => pipeline.run(&stop).await,
+        Err(error) if error.kind() == ErrorKind::Fenced => Exit::LeaseLost,
+        Err(error) => Exit::Halted(error),
+    };
+    if let Exit::Halted(error) = &exit {
+        tracing::error!(
+            %partition, sink = %consumer, error = %error.chain(),
+            "the sink is halted in this partition until the relay is restarted"
+        );
+        status.set_state(SinkState::Halted { reason: error.chain() });
+    }
+    status.set_running(false);
+    exit
+}
+
+impl Pipeline {
+    async fn start(set: Setting) -> Result<Self> {
+        let consumer = set.desk.consumer.clone();
+        let partition = set.desk.lease.partition().clone();
+        let (from, blocking) = loop {
+            let found = load(&set, &consumer, &partition).await;
+            match found {
+                Ok((checkpoint, blocking)) => {
+                    let resume = checkpoint.map(|found| StartFrom::After(found.position));
+                    break (resume.unwrap_or_else(|| set.options.from.clone()), blocking);
+                }
+                Err(error) if error.kind() == ErrorKind::Transient => {
+                    tracing::warn!(%partition, sink = %consumer, error = %error.chain(),
+                        "the checkpoint can't be read for now; trying again");
+                    if set.trust.remaining(set.desk.clock.elapsed()).is_none() {
+                        return Err(Error::fenced(
+                            "the lease ran out before the checkpoint was read",
+                        ));
+                    }
+                    set.desk.clock.sleep(Duration::from_millis(100)).await;
+                }
+                Err(error) => return Err(error),
+            }
+        };
+        let (reading, task) = reading::start(ReadFrom {
+            source: Arc::clone(&set.source),
+            clock: Arc::clone(&set.desk.clock),
+            consumer,
+            partition,
+            from,
+        });
+        let mut reader = JoinSet::new();
+        reader.spawn(task);
+        let now = set.desk.clock.elapsed();
+        Ok(Self {
+            limits: set.sink.capabilities(),
+            lanes: Lanes::default(),
+            window: Window::default(),
+            health: Health::default(),
+            ops: StoreOps::new(set.desk.clone()),
+            reading: Some(reading),
+            reader,
+            publishes: JoinSet::new(),
+            retries: BinaryHeap::new(),
+            lookup: None,
+            release: None,
+            parking: HashMap::new(),
+            parked_meanwhile: HashSet::new(),
+            blocking,
+            parkings: 0,
+            parkings_at_release: 0,
+            release_at: now,
+            checkpoint_at: now + set.checkpoint_every,
+            ended: None,
+            finishing: false,
+            phase: Phase::Running,
+            exit: None,
+            rng: StdRng::seed_from_u64(set.seed),
+            set,
+        })
+    }
+
+    async fn run(&mut self, stop: &CancellationToken) -> Exit {
+        loop {
+            let now = self.set.desk.clock.elapsed();
+            if self.set.trust.remaining(now).is_none() {
+                tracing::warn!(
+                    partition = %self.partition(), sink = %self.set.desk.consumer,
+                    epoch = self.set.desk.lease.epoch().get(),
+                    "the lease was not renewed in time; this worker stops"
+                );
+                return Exit::LeaseLost;
+            }
+            self.tick(now);
+            if let Some(exit) = self.exit.take() {
+                return exit;
+            }
+            self.dispatch(now);
+            self.report();
+            let wait = self.next_deadline(now).saturating_sub(now);
+            let signal = self.signal(stop, wait).await;
+            self.handle(signal);
+        }
+    }
+
+    /// Waits for whatever comes first. Cancel-safe in each branch.
+    async fn signal(&mut self, stop: &CancellationToken, wait: Duration) -> Signal {
+        let running = matches!(self.phase, Phase::Running);
+        let may_read = running && self.may_read();
+        let clock = Arc::clone(&self.set.desk.clock);
+        let (lookup, release) = (&mut self.lookup, &mut self.release);
+        tokio::select! {
+            biased;
+            () = stop.cancelled(), if running => Signal::Stop,
+            (op, result) = self.ops.done() => Signal::Written(op, result),
+            Some(done) = self.publishes.join_next(), if !self.publishes.is_empty() => {
+                done.map_or(Signal::SinkPanicked, Signal::Published)
+            }
+            blocked = async { lookup.as_mut().expect("guarded").1.as_mut().await },
+                if lookup.is_some() => Signal::LookedUp(blocked),
+            letters = async { release.as_mut().expect("guarded").as_mut().await },
+                if release.is_some() => Signal::Released(letters),
+            read = async { self.reading.as_mut().expect("guarded").batches.recv().await },
+                if may_read => Signal::Read(read),
+            () = clock.sleep(wait) => Signal::Timer,
+        }
+    }
+
+    fn handle(&mut self, signal: Signal) {
+        match signal {
+            Signal::Stop => self.begin_drain(None),
+            Signal::Written(op, result) => self.written(op, result),
+            Signal::Published(published) => self.settle(published),
+            Signal::SinkPanicked => {
+                self.exit = Some(Exit::Halted(Error::corrupt("the sink panicked; see its log")));
+            }
+            Signal::LookedUp(blocked) => self.looked_up(blocked),
+            Signal::Released(letters) => self.released(letters),
+            Signal::Read(Some(Ok(ReadOutcome::Batch(batch)))) => self.receive(batch),
+            Signal::Read(Some(Ok(ReadOutcome::Ended(successors)))) => {
+                self.reading = None;
+                self.ended = Some(successors);
+            }
+            Signal::Read(Some(Err(error))) => self.begin_drain(Some(error)),
+            Signal::Read(None) => {
+                let error = Error::corrupt("the source's reader ended without a word");
+                self.begin_drain(Some(error));
+            }
+            Signal::Timer => {}
+        }
+    }
+
+    /// What is due by time alone.
+    fn tick(&mut self, now: Duration) {
+        while let Some(Reverse((at, lane))) = self.retries.peek().copied() {
+            if at > now {
+                break;
+            }
+            self.retries.pop();
+            if self.lanes.is_waiting(lane) {
+                self.lanes.make_ready(lane);
+            }
+        }
+        if self.window.len() >= WINDOW_RECORDS / 4 * 3 {
+            self.set_aside_the_oldest();
+        }
+        self.drain_tick(now);
+        self.finish_tick();
+        let last_call = matches!(self.phase, Phase::Draining { .. }) || self.ended.is_some();
+        if self.window.has_prefix() && (now >= self.checkpoint_at || last_call) {
+            let (to, tally) = self.window.take_prefix().expect("just asked");
+            self.ops.push(StoreOp::Advance { to, tally });
+            self.checkpoint_at = now + self.set.checkpoint_every;
+        }
+        self.look_for_released(now);
+    }
+
+    fn next_deadline(&self, now: Duration) -> Duration {
+        let mut next = now + self.set.trust.remaining(now).unwrap_or_default().min(IDLE_WAIT);
+        if let Some(Reverse((at, _))) = self.retries.peek() {
+            next = next.min(*at);
+        }
+        if self.window.has_prefix() {
+            next = next.min(self.checkpoint_at);
+        }
+        match self.phase {
+            Phase::Running if self.release.is_none() && self.lanes.dead_letters() == 0 => {
+                // While writes are under way their end wakes the loop.
+                if self.ops.is_idle() {
+                    next = next.min(self.release_at);
+                }
+            }
+            Phase::Running => {}
+            Phase::Draining { until, .. } => next = next.min(until),
+        }
+        if let Some(at) = self.health.opens_at().filter(|_| self.lanes.has_ready()) {
+            next = next.min(at.max(now));
+            if at <= now {
+                // A probe is under way; its outcome wakes the loop.
+                next = now + IDLE_WAIT.min(self.set.trust.remaining(now).unwrap_or_default());
+            }
+        }
+        next
+    }
+
+    /// Starts as many calls as the sink, the circuit and the phase allow.
+    fn dispatch(&mut self, now: Duration) {
+        while let Some(lane) = self.lanes.take_unsendable() {
+            let error = self.why_unsendable(lane);
+            self.failed(lane, error);
+        }
+        if matches!(self.phase, Phase::Draining { halted: Some(_), .. }) {
+            return;
+        }
+        self.limits = self.set.sink.capabilities();
+        let allowed = self.health.allowed(now, self.limits.max_in_flight);
+        let gaps_below = match self.phase {
+            Phase::Running => Seq::MAX,
+            Phase::Draining { .. } => self.window.high(),
+        };
+        let fits = |item: &Item| match item.origin {
+            Origin::Feed(seq) => seq < gaps_below,
+            Origin::DeadLetter(_) => gaps_below == Seq::MAX,
+        };
+        while self.publishes.len() < allowed && self.lanes.has_ready() {
+            let mut records = Vec::new();
+            let chains = self.lanes.take(&self.limits, &mut records, fits);
+            if records.is_empty() {
+                return;
+            }
+            self.set.status.calls.fetch_add(1, Ordering::Relaxed);
+            let sink = Arc::clone(&self.set.sink);
+            let partition = self.partition().clone();
+            let timeout = self.set.options.publish_timeout;
+            let clock = Arc::clone(&self.set.desk.clock);
+            self.publishes.spawn(async move {
+                let timeout_after = async {
+                    clock.sleep(timeout).await;
+                    timeout
+                };
+                call(&*sink, &partition, records, chains, timeout_after).await
+            });
+        }
+    }
+
+    fn may_read(&self) -> bool {
+        self.reading.is_some()
+            && self.lookup.is_none()
+            && self.window.len() < WINDOW_RECORDS
+            && self.lanes.bytes() < self.set.budget_bytes
+    }
+
+    fn report(&self) {
+        let status = &self.set.status;
+        status.outstanding.store(self.lanes.len() as u64, Ordering::Relaxed);
+        status.in_flight_bytes.store(self.lanes.bytes() as u64, Ordering::Relaxed);
+        if self.lanes.len() == 0 {
+            status.moved(self.set.desk.clock.elapsed());
+        }
+    }
+
+    fn partition(&self) -> &PartitionId {
+        self.set.desk.lease.partition()
+    }
+
+    fn jitter(&mut self) -> Jitter {
+        Jitter::new(self.rng.random::<f64>())
+    }
+}
+
+async fn load(
+    set: &Setting,
+    consumer: &ConsumerName,
+    partition: &PartitionId,
+) -> Result<(Option<Checkpoint>, u64)> {
+    let checkpoint = set.desk.store.checkpoint(consumer, partition).await?;
+    Ok((checkpoint, set.desk.store.blocking(consumer, partition).await?))
+}
+
+/// One call of the sink. After `timeout` its fate is unknown, which counts as failed.
+async fn call(
+    sink: &dyn Sink,
+    partition: &PartitionId,
+    records: Vec<Record>,
+    chains: Chains,
+    timeout: impl Future<Output = Duration> + Send,
+) -> Published {
+    failpoint!("relay::before_publish");
+    let outcomes = tokio::select! {
+        biased;
+        outcomes = sink.publish(Publish::new(partition, &records)) => outcomes,
+        waited = timeout => {
+            let late = || Error::transient(format!("no confirmation within {waited:?}"));
+            records.iter().map(|_| Outcome::Failed(late())).collect()
+        }
+    };
+    failpoint!("relay::after_publish");
+    Published { chains, outcomes }
+}

@@ -1,0 +1,222 @@
+//! From a sink's outcomes to the window, a retry, or the dead letters.
+//!
+//! What lives here: applying what `react` decided. What does not: the decision itself.
+//! Invariant: of a chain only what comes before its first failure is confirmed; the rest is sent
+//! again in the same order.
+
+use std::cmp::Reverse;
+use std::sync::atomic::Ordering;
+
+use postrider_core::{
+    Attempt, DeadLetterState, Error, NewDeadLetter, Outcome, Reaction, RetryPolicy, react,
+};
+
+use super::{Exit, Pipeline, Published};
+use crate::lanes::{Item, LaneId, Origin};
+use crate::status::SinkState;
+use crate::store_ops::StoreOp;
+use crate::window::Fate;
+
+impl Pipeline {
+    /// Applies the outcomes of one call.
+    pub(super) fn settle(&mut self, published: Published) {
+        let Published { chains, outcomes } = published;
+        let mut outcomes = outcomes.into_iter();
+        let mut failures: Vec<(LaneId, Error)> = Vec::new();
+        let mut confirmed = 0u64;
+        for (lane, taken) in chains.taken {
+            let failure = self.settle_chain(lane, taken, &mut outcomes, &mut confirmed);
+            failures.extend(failure.map(|error| (lane, error)));
+        }
+        if confirmed > 0 {
+            self.health.succeeded(confirmed);
+            let status = &self.set.status;
+            status.published.fetch_add(confirmed, Ordering::Relaxed);
+            status.moved(self.set.desk.clock.elapsed());
+            if failures.is_empty() {
+                status.set_state(SinkState::Flowing);
+            }
+        }
+        for (lane, error) in failures {
+            self.set.status.failures.fetch_add(1, Ordering::Relaxed);
+            self.failed(lane, error);
+        }
+    }
+
+    /// Confirms a chain up to its first failure, which it returns.
+    fn settle_chain(
+        &mut self,
+        lane: LaneId,
+        taken: usize,
+        outcomes: &mut impl Iterator<Item = Outcome>,
+        confirmed: &mut u64,
+    ) -> Option<Error> {
+        let mut failure = None;
+        let mut left = false;
+        for _ in 0..taken {
+            let missing =
+                || Outcome::Failed(Error::transient("the sink gave no outcome for this event"));
+            match outcomes.next().unwrap_or_else(missing) {
+                Outcome::Confirmed if failure.is_none() => {
+                    left = self.confirm_head(lane);
+                    *confirmed += 1;
+                }
+                Outcome::Duplicate if failure.is_none() => {
+                    self.set.status.duplicates.fetch_add(1, Ordering::Relaxed);
+                    left = self.confirm_head(lane);
+                    *confirmed += 1;
+                }
+                Outcome::Failed(error) if failure.is_none() => failure = Some(error),
+                Outcome::HeldBack if failure.is_none() => {
+                    failure = Some(Error::transient("the sink held the event back"));
+                }
+                // Behind a failure: sent again, under the same id.
+                Outcome::Confirmed
+                | Outcome::Duplicate
+                | Outcome::Failed(_)
+                | Outcome::HeldBack => {}
+            }
+        }
+        if failure.is_none() && left {
+            self.lanes.make_ready(lane);
+        }
+        failure
+    }
+
+    /// Removes a confirmed head; says whether the lane has more.
+    fn confirm_head(&mut self, lane: LaneId) -> bool {
+        let (item, left) = self.lanes.pop(lane);
+        match item.origin {
+            Origin::Feed(seq) => self.window.finish(seq, Fate::Published),
+            Origin::DeadLetter(id) => self.ops.push(StoreOp::Resolve { ids: vec![id] }),
+        }
+        left
+    }
+
+    /// Decides what follows a failure of a lane's head, and does it.
+    pub(super) fn failed(&mut self, lane: LaneId, error: Error) {
+        let now = self.set.desk.clock.elapsed();
+        let jitter = self.jitter();
+        let policy = self.set.options.retry.clone();
+        let key = self.lanes.key(lane).clone();
+        self.health.failed(&key, error.kind(), &policy, jitter, now);
+        if self.health.is_open() {
+            self.set.status.set_state(SinkState::Outage { reason: error.chain() });
+        }
+        let successes = self.health.successes();
+        let tries = self.lanes.tries(lane);
+        tries.all = tries.all.saturating_add(1);
+        // While the sink takes nothing at all, an event's attempts are not used up.
+        if successes > tries.successes_seen {
+            tries.counted = tries.counted.saturating_add(1);
+            tries.successes_seen = successes;
+        }
+        tries.reason = error.chain();
+        let (all, counted) = (tries.all, tries.counted);
+        let reaction = if counted >= policy.max_attempts {
+            react(error.kind(), Attempt(counted), &policy, jitter)
+        } else {
+            let endless = RetryPolicy { max_attempts: u32::MAX, ..policy };
+            react(error.kind(), Attempt(all.min(u32::MAX - 1)), &endless, jitter)
+        };
+        match reaction {
+            Reaction::RetryAfter(wait) => {
+                self.lanes.make_wait(lane);
+                self.retries.push(Reverse((now + wait, lane)));
+            }
+            Reaction::Park => self.give_up(lane, DeadLetterState::Parked, &error),
+            Reaction::Skip => self.give_up(lane, DeadLetterState::Skipped, &error),
+            Reaction::Halt => {
+                self.lanes.make_wait(lane);
+                self.begin_drain(Some(error));
+            }
+            Reaction::StepDown => self.exit = Some(Exit::LeaseLost),
+        }
+    }
+
+    fn give_up(&mut self, lane: LaneId, state: DeadLetterState, error: &Error) {
+        let reason = error.chain();
+        let item = self.lanes.head(lane);
+        let attempts = item.earlier_attempts.saturating_add(self.lanes.tries_of(lane).all);
+        tracing::warn!(
+            partition = %self.partition(), sink = %self.set.desk.consumer,
+            position = %item.entry.position(), attempt = attempts, error = %reason,
+            "an event can't be delivered and becomes a dead letter"
+        );
+        match state {
+            DeadLetterState::Skipped => self.skip_head(lane, reason, attempts),
+            DeadLetterState::Parked | DeadLetterState::Waiting | DeadLetterState::Requeued => {
+                self.park_lane(lane, state, reason, attempts);
+            }
+        }
+    }
+
+    /// The head is given up and the lane goes on.
+    fn skip_head(&mut self, lane: LaneId, reason: String, attempts: u32) {
+        let (item, left) = self.lanes.pop(lane);
+        let state = DeadLetterState::Skipped;
+        match item.origin {
+            Origin::Feed(seq) => {
+                let letter = NewDeadLetter { entry: item.entry, state, reason, attempts };
+                self.park(vec![letter], vec![seq], None);
+            }
+            Origin::DeadLetter(id) => {
+                self.ops.push(StoreOp::Refuse { id, state, reason, attempts });
+            }
+        }
+        if left {
+            self.lanes.make_ready(lane);
+        }
+    }
+
+    /// The head takes `state` and all behind it wait, in order, among the dead letters.
+    pub(super) fn park_lane(
+        &mut self,
+        lane: LaneId,
+        state: DeadLetterState,
+        reason: String,
+        attempts: u32,
+    ) {
+        let key = self.lanes.key(lane).clone();
+        let mut items = self.lanes.pop_all(lane).into_iter();
+        let head = items.next().expect("a lane has a head");
+        let (mut letters, mut seqs) = (Vec::new(), Vec::new());
+        match head.origin {
+            Origin::Feed(seq) => {
+                letters.push(NewDeadLetter { entry: head.entry, state, reason, attempts });
+                seqs.push(seq);
+            }
+            Origin::DeadLetter(id) => {
+                self.ops.push(StoreOp::Refuse { id, state, reason, attempts });
+            }
+        }
+        for Item { entry, origin, .. } in items {
+            // A released letter behind the head is among the dead letters already.
+            let Origin::Feed(seq) = origin else { continue };
+            let reason = "waits behind an earlier event of its key".to_owned();
+            let state = DeadLetterState::Waiting;
+            letters.push(NewDeadLetter { entry, state, reason, attempts: 0 });
+            seqs.push(seq);
+        }
+        if !letters.is_empty() {
+            self.park(letters, seqs, Some(key));
+        }
+    }
+
+    /// A lane between attempts that holds the whole window up goes to the dead letters for now,
+    /// already requeued, so that the others' checkpoint can move.
+    pub(super) fn set_aside_the_oldest(&mut self) {
+        let oldest = self.window.oldest();
+        for lane in self.lanes.waiting(|item| item.origin == Origin::Feed(oldest)) {
+            self.set_aside(lane);
+        }
+    }
+
+    pub(super) fn set_aside(&mut self, lane: LaneId) {
+        let tries = self.lanes.tries_of(lane);
+        let (reason, all) = (tries.reason.clone(), tries.all);
+        let attempts = self.lanes.head(lane).earlier_attempts.saturating_add(all);
+        let reason = format!("set aside between attempts: {reason}");
+        self.park_lane(lane, DeadLetterState::Requeued, reason, attempts);
+    }
+}

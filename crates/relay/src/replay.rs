@@ -1,0 +1,237 @@
+//! Replay: sends a range of a feed to a sink again, beside the checkpoints.
+//!
+//! What lives here: reading a range and sending it in order per key. What does not: leases and
+//! checkpoints, which a replay neither needs nor moves.
+//! Invariant: ids stay the same unless new ones are asked for; within a key the order is the feed's.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use postrider_core::{
+    Attempt, Clock, ConsumerName, Entry, EventId, Feed, Jitter, Key, PartitionId, Position,
+    Publish, Reaction, Record, Result, RetryPolicy, Sink, StartFrom, Timestamp, react,
+};
+
+use crate::lanes::{Lanes, NewItem, Origin};
+use crate::reading::PAGE;
+
+/// What to send again, and how.
+pub struct Replay {
+    /// The outbox's feed.
+    pub feed: Arc<dyn Feed>,
+    /// Where to; none counts only.
+    pub sink: Option<Arc<dyn Sink>>,
+    /// Waits between attempts.
+    pub clock: Arc<dyn Clock>,
+    /// Where to begin.
+    pub from: StartFrom,
+    /// Events appended after this time are left out.
+    pub to_time: Option<Timestamp>,
+    /// Events after this position are left out.
+    pub to_position: Option<Position>,
+    /// Events of this key only.
+    pub key: Option<Key>,
+    /// Makes a new id for each event, so that brokers and inboxes do not drop it as a repetition.
+    pub new_ids: Option<Box<dyn Fn() -> EventId + Send + Sync>>,
+    /// How failures are met; after the last attempt an event is reported and passed over.
+    pub retry: RetryPolicy,
+}
+
+/// How far a replay is.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct ReplayProgress {
+    /// Records read.
+    pub read: u64,
+    /// Events that match.
+    pub matched: u64,
+    /// Events that the sink confirmed.
+    pub published: u64,
+    /// Append time of the last record read.
+    pub at: Timestamp,
+}
+
+/// What a replay did.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct ReplayReport {
+    /// The totals.
+    pub progress: ReplayProgress,
+    /// Events that were not confirmed: position and reason; at most the first 1,000.
+    pub failed: Vec<(Position, String)>,
+    /// How many were not confirmed.
+    pub failures: u64,
+}
+
+const MAX_REPORTED: usize = 1_000;
+
+impl Replay {
+    /// Sends the range, partition by partition, calling `progress` after each page.
+    ///
+    /// # Errors
+    /// When the feed can't be read, or the start is refused (the text names the horizon).
+    pub async fn run(
+        &self,
+        consumer: &ConsumerName,
+        mut progress: impl FnMut(&ReplayProgress) + Send,
+    ) -> Result<ReplayReport> {
+        let mut report = ReplayReport::default();
+        let mut partitions = self.feed.partitions(consumer).await?;
+        let mut at = 0;
+        while let Some(partition) = partitions.get(at).cloned() {
+            at += 1;
+            let successors = self.partition(&partition, &mut report, &mut progress).await?;
+            for successor in successors {
+                if !partitions.contains(&successor) {
+                    partitions.push(successor);
+                }
+            }
+        }
+        Ok(report)
+    }
+
+    async fn partition(
+        &self,
+        partition: &PartitionId,
+        report: &mut ReplayReport,
+        progress: &mut (impl FnMut(&ReplayProgress) + Send),
+    ) -> Result<Vec<PartitionId>> {
+        let mut after = match &self.from {
+            StartFrom::Oldest => Position::START,
+            StartFrom::Now => self.feed.head(partition).await?,
+            StartFrom::Time(time) => self.feed.position_at(partition, *time).await?,
+            StartFrom::After(position) => position.clone(),
+        };
+        loop {
+            let page = self.feed.read(partition, &after, PAGE).await?;
+            if page.entries.is_empty() {
+                let successors = page.ended.unwrap_or_default();
+                return Ok(successors.into_iter().map(|next| next.partition).collect());
+            }
+            after = page.position;
+            let mut records = Vec::new();
+            let mut past_the_end = false;
+            for entry in page.entries {
+                let Entry::Record(record) = entry else { continue };
+                if self.is_past(&record) {
+                    past_the_end = true;
+                    break;
+                }
+                report.progress.read += 1;
+                report.progress.at = record.appended_at;
+                if self.key.as_ref().is_none_or(|key| key == record.event.key()) {
+                    report.progress.matched += 1;
+                    records.push(self.prepared(record));
+                }
+            }
+            if let Some(sink) = &self.sink {
+                self.send(&**sink, partition, records, report).await;
+            }
+            progress(&report.progress);
+            if past_the_end {
+                return Ok(Vec::new());
+            }
+        }
+    }
+
+    fn is_past(&self, record: &Record) -> bool {
+        let late = self.to_time.is_some_and(|to| record.appended_at > to);
+        // Positions of a feed are ULIDs, ordered bytewise.
+        let beyond =
+            self.to_position.as_ref().is_some_and(|to| record.position.as_bytes() > to.as_bytes());
+        late || beyond
+    }
+
+    fn prepared(&self, record: Record) -> Record {
+        match &self.new_ids {
+            Some(fresh) => Record { event: record.event.with_id(fresh()), ..record },
+            None => record,
+        }
+    }
+
+    /// Sends one page; returns when each of its events is confirmed or reported.
+    async fn send(
+        &self,
+        sink: &dyn Sink,
+        partition: &PartitionId,
+        records: Vec<Record>,
+        report: &mut ReplayReport,
+    ) {
+        let mut lanes = Lanes::default();
+        for (seq, record) in records.into_iter().enumerate() {
+            let key = record.event.key().clone();
+            let (entry, origin) = (Entry::Record(record), Origin::Feed(seq as u64));
+            lanes.push(&key, NewItem { entry, origin, earlier_attempts: 0, sendable: true });
+        }
+        while lanes.has_ready() {
+            let limits = sink.capabilities();
+            let mut calls = Vec::new();
+            while calls.len() < limits.max_in_flight.max(1) {
+                let mut records = Vec::new();
+                let chains = lanes.take(&limits, &mut records, |_| true);
+                if records.is_empty() {
+                    break;
+                }
+                calls.push((chains, records));
+            }
+            let sending =
+                calls.iter().map(|(_, records)| sink.publish(Publish::new(partition, records)));
+            let outcomes = futures_util::future::join_all(sending).await;
+            let mut pause = Duration::ZERO;
+            for ((chains, _), outcomes) in calls.into_iter().zip(outcomes) {
+                let wait = self.settle(&mut lanes, chains, outcomes, report);
+                pause = pause.max(wait);
+            }
+            if !pause.is_zero() {
+                self.clock.sleep(pause).await;
+            }
+        }
+    }
+
+    /// Applies one call's outcomes; returns how long to wait before the next.
+    fn settle(
+        &self,
+        lanes: &mut Lanes,
+        chains: crate::lanes::Chains,
+        outcomes: Vec<postrider_core::Outcome>,
+        report: &mut ReplayReport,
+    ) -> Duration {
+        use postrider_core::Outcome;
+        let mut outcomes = outcomes.into_iter();
+        let mut pause = Duration::ZERO;
+        for (lane, taken) in chains.taken {
+            let mut left = true;
+            let mut failure = None;
+            for outcome in outcomes.by_ref().take(taken) {
+                match outcome {
+                    Outcome::Confirmed | Outcome::Duplicate if failure.is_none() => {
+                        left = lanes.pop(lane).1;
+                        report.progress.published += 1;
+                    }
+                    Outcome::Failed(error) if failure.is_none() => failure = Some(error),
+                    Outcome::Confirmed
+                    | Outcome::Duplicate
+                    | Outcome::Failed(_)
+                    | Outcome::HeldBack => {}
+                }
+            }
+            if let Some(error) = failure {
+                let tries = lanes.tries(lane);
+                tries.all = tries.all.saturating_add(1);
+                match react(error.kind(), Attempt(tries.all), &self.retry, Jitter::NONE) {
+                    Reaction::RetryAfter(wait) => pause = pause.max(wait),
+                    Reaction::Park | Reaction::Skip | Reaction::Halt | Reaction::StepDown => {
+                        let (item, more) = lanes.pop(lane);
+                        left = more;
+                        report.failures += 1;
+                        if report.failed.len() < MAX_REPORTED {
+                            report.failed.push((item.entry.position().clone(), error.chain()));
+                        }
+                    }
+                }
+            }
+            if left {
+                lanes.make_ready(lane);
+            }
+        }
+        pause
+    }
+}

@@ -1,0 +1,98 @@
+//! Retention by the group's leader.
+//!
+//! What lives here: electing the leader by a lease of its own, and pruning in batches. What does
+//! not: what may be deleted, which the store decides.
+//! Invariant: at most one relay of the group prunes at a time, fenced by the leader's epoch.
+
+use std::sync::Arc;
+
+use postrider_core::{Acquired, ErrorKind, HeldLease, PartitionId, Result};
+use tokio_util::sync::CancellationToken;
+
+use crate::keeper::{Held, Keeping};
+use crate::options::{RelayOptions, Retain};
+use crate::trust::Trust;
+
+/// The leader's lease stands among the partitions' under this name.
+const LEADER: &str = "retention";
+
+/// Prunes whenever it is time and this relay is the leader, until `stop`.
+pub(crate) async fn run(
+    keeping: Keeping,
+    options: RelayOptions,
+    retain: Retain,
+    stop: CancellationToken,
+) {
+    let leader = PartitionId::new(LEADER).expect("a short name");
+    let mut held: Option<Held> = None;
+    while !stop.is_cancelled() {
+        let wait = match round(&keeping, &options, &retain, &leader, &mut held, &stop).await {
+            Ok(()) => retain.every,
+            Err(error) => {
+                tracing::warn!(error = %error.chain(), "pruning failed; trying again later");
+                retain.every.max(options.lease_ttl)
+            }
+        };
+        tokio::select! {
+            () = stop.cancelled() => {}
+            () = keeping.clock.sleep(wait) => {}
+        }
+    }
+    if let Some(held) = held {
+        keeping.book.remove(&leader);
+        if let Err(error) = keeping.store.release(&held.lease).await {
+            tracing::warn!(error = %error.chain(), "the leader's lease runs out by itself");
+        }
+    }
+}
+
+async fn round(
+    keeping: &Keeping,
+    options: &RelayOptions,
+    retain: &Retain,
+    leader: &PartitionId,
+    held: &mut Option<Held>,
+    stop: &CancellationToken,
+) -> Result<()> {
+    let now = keeping.clock.elapsed();
+    if held.as_ref().is_some_and(|held| held.trust.remaining(now).is_none()) {
+        keeping.book.remove(leader);
+        *held = None;
+    }
+    if held.is_none() {
+        let (group, relay) = (&options.group, &options.relay);
+        let answer = keeping.store.acquire(group, leader, relay, keeping.ttl).await?;
+        let Acquired::Held(lease) = answer else { return Ok(()) };
+        let trust = Arc::new(Trust::new(now + keeping.trust_window));
+        let fresh = Held { lease: Arc::new(lease), trust };
+        keeping.book.add(fresh.clone());
+        *held = Some(fresh);
+    }
+    let lease = Arc::clone(&held.as_ref().expect("acquired above").lease);
+    let result = prune(keeping, retain, &lease, stop).await;
+    if result.as_ref().is_err_and(|error| error.kind() == ErrorKind::Fenced) {
+        keeping.book.remove(leader);
+        *held = None;
+        return Ok(());
+    }
+    result
+}
+
+async fn prune(
+    keeping: &Keeping,
+    retain: &Retain,
+    lease: &HeldLease,
+    stop: &CancellationToken,
+) -> Result<()> {
+    let mut events = 0;
+    loop {
+        let pruned = keeping.store.prune(Some(lease), &retain.policy).await?;
+        events += pruned.events;
+        if !pruned.more || stop.is_cancelled() {
+            if events > 0 {
+                tracing::info!(events, "pruned");
+            }
+            return Ok(());
+        }
+    }
+}

@@ -1,0 +1,58 @@
+//! The trust window: how long a worker may believe in its lease without hearing from the database.
+//!
+//! What lives here: the deadline that the keeper moves and workers obey. What does not: renewing.
+//! Invariant: the deadline counts from *before* the renewal was sent, so it ends before the lease.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+/// Shared between the keeper (writes) and a partition's worker (reads).
+#[derive(Debug)]
+pub(crate) struct Trust {
+    /// Milliseconds of the clock's `elapsed`; 0 once lost.
+    until_ms: AtomicU64,
+}
+
+impl Trust {
+    pub(crate) fn new(until: Duration) -> Self {
+        Self { until_ms: AtomicU64::new(millis(until)) }
+    }
+
+    /// Moves the deadline, unless the lease was lost before.
+    pub(crate) fn extend(&self, until: Duration) {
+        let later = |now: u64| (now != 0).then(|| now.max(millis(until)));
+        // A failed update means lost: nothing to extend.
+        let _ = self.until_ms.fetch_update(Ordering::AcqRel, Ordering::Acquire, later);
+    }
+
+    pub(crate) fn lose(&self) {
+        self.until_ms.store(0, Ordering::Release);
+    }
+
+    /// What is left at `now`; nothing means: stop publishing at once.
+    pub(crate) fn remaining(&self, now: Duration) -> Option<Duration> {
+        let left = Duration::from_millis(self.until_ms.load(Ordering::Acquire)).checked_sub(now)?;
+        (!left.is_zero()).then_some(left)
+    }
+}
+
+fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_late_renewal_never_revives_a_lost_lease() {
+        let trust = Trust::new(Duration::from_secs(4));
+        assert_eq!(trust.remaining(Duration::from_secs(1)), Some(Duration::from_secs(3)));
+        assert_eq!(trust.remaining(Duration::from_secs(4)), None);
+        trust.extend(Duration::from_secs(6));
+        assert!(trust.remaining(Duration::from_secs(5)).is_some());
+        trust.lose();
+        trust.extend(Duration::from_secs(60));
+        assert_eq!(trust.remaining(Duration::from_secs(5)), None);
+    }
+}
