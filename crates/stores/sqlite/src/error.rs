@@ -1,0 +1,103 @@
+//! From SQLite's result codes to reactions; nowhere else in this crate.
+//!
+//! What lives here: the mapping, with a remedy for each row. What does not: what is refused before
+//! SQLite is asked. Invariant: matched by number, never by SQLite's text, but for a missing table,
+//! which has no number of its own.
+
+use postrider_core::{Error, ErrorKind};
+use rusqlite::ffi;
+
+/// The kind of an extended result code, and what a person should do about it.
+fn classify(code: i32, message: &str) -> (ErrorKind, &'static str) {
+    if code == ffi::SQLITE_BUSY_SNAPSHOT {
+        return (
+            ErrorKind::Transient,
+            "another connection wrote after this transaction had read; begin it as IMMEDIATE",
+        );
+    }
+    match code & 0xff {
+        ffi::SQLITE_BUSY | ffi::SQLITE_LOCKED => (
+            ErrorKind::Transient,
+            "the database is locked by another connection; shorten its transaction or raise \
+             busy_timeout",
+        ),
+        ffi::SQLITE_READONLY => (
+            ErrorKind::Permanent,
+            "the database is read-only; check the rights on the file, its -wal and its folder",
+        ),
+        ffi::SQLITE_CORRUPT => (
+            ErrorKind::Corrupt,
+            "the database file is damaged; stop, run PRAGMA integrity_check, restore a backup",
+        ),
+        ffi::SQLITE_NOTADB => {
+            (ErrorKind::Corrupt, "the file is not a SQLite database; check the configured path")
+        }
+        ffi::SQLITE_FULL => (
+            ErrorKind::Transient,
+            "the disk (or the database's size limit) is full; free space: nothing was saved",
+        ),
+        ffi::SQLITE_CANTOPEN => (
+            ErrorKind::Permanent,
+            "the database file cannot be opened; check that its folder exists and can be written",
+        ),
+        ffi::SQLITE_PERM | ffi::SQLITE_AUTH => {
+            (ErrorKind::Permanent, "the operation is not permitted; check the rights on the file")
+        }
+        ffi::SQLITE_IOERR => {
+            (ErrorKind::Transient, "reading or writing the disk failed; check it, then try again")
+        }
+        ffi::SQLITE_NOMEM | ffi::SQLITE_INTERRUPT | ffi::SQLITE_SCHEMA | ffi::SQLITE_PROTOCOL => {
+            (ErrorKind::Transient, "SQLite gave up for now; try again")
+        }
+        ffi::SQLITE_ERROR if message.contains("no such table: postrider_") => {
+            (ErrorKind::Permanent, "Postrider's tables are missing; run `postrider init` first")
+        }
+        ffi::SQLITE_CONSTRAINT => {
+            (ErrorKind::Permanent, "a constraint of Postrider's tables refused the value")
+        }
+        _ => (ErrorKind::Permanent, "SQLite refused the statement"),
+    }
+}
+
+fn compose(place: &str, code: i32, message: &str) -> Error {
+    let (kind, remedy) = classify(code, message);
+    Error::new(kind, format!("{place}: {remedy}"))
+}
+
+/// Turns SQLite's error into a reaction; `place` is a verb and an object.
+pub fn sqlite_error(place: &str, error: rusqlite::Error) -> Error {
+    let Some(cause) = error.sqlite_error() else {
+        let context = format!("{place}: a stored value is not what Postrider writes; look at it");
+        return Error::corrupt(context).with_source(error);
+    };
+    compose(place, cause.extended_code, &error.to_string()).with_source(error)
+}
+
+/// [`sqlite_error`] as the argument of `map_err`.
+pub(crate) fn failed(place: &'static str) -> impl FnOnce(rusqlite::Error) -> Error {
+    move |error| sqlite_error(place, error)
+}
+
+/// Whether the error says that a value which must be unique exists already.
+pub(crate) fn is_duplicate(error: &rusqlite::Error) -> bool {
+    error.sqlite_error().is_some_and(|cause| {
+        matches!(
+            cause.extended_code,
+            ffi::SQLITE_CONSTRAINT_UNIQUE | ffi::SQLITE_CONSTRAINT_PRIMARYKEY
+        )
+    })
+}
+
+/// Turns an error of `sqlx` into the same reactions.
+#[cfg(feature = "sqlx")]
+pub(crate) fn sqlx_error(place: &str, error: sqlx::Error) -> Error {
+    let code = error
+        .as_database_error()
+        .and_then(|cause| cause.code())
+        .and_then(|code| code.parse::<i32>().ok());
+    match code {
+        Some(code) => compose(place, code, &error.to_string()).with_source(error),
+        None => Error::transient(format!("{place}: the connection failed; try again"))
+            .with_source(error),
+    }
+}
