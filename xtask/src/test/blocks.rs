@@ -1,4 +1,4 @@
-//! Runs the shell commands that the pages show, so that they stay true.
+//! Runs the commands and checks the configurations that the pages show, so that they stay true.
 //!
 //! What lives here: finding the blocks and running a page's blocks as one script. What does not:
 //! Rust blocks, which are doctests of the crates that include the page.
@@ -10,12 +10,15 @@ use std::process::Command;
 
 use anyhow::{Context, Result};
 
-use super::Outcome;
 use super::tally::Tally;
+use super::{Outcome, settings};
 use crate::process;
 use crate::workspace::{TextFile, Workspace};
 
-const OPEN: &str = "```sh run";
+/// Commands.
+const SHELL: &str = "```sh run";
+/// A whole configuration file.
+const CONFIG: &str = "```toml config";
 const CLOSE: &str = "```";
 /// A page's commands are quick; one that hangs must not hang the whole run.
 const MOST_SECONDS: &str = "120";
@@ -33,6 +36,13 @@ pub(super) fn run(workspace: &Workspace) -> Result<Outcome> {
     }
     let mut tally = Tally::default();
     let mut output = String::new();
+    match settings::undocumented(workspace, &target.join("postrider"))? {
+        None => tally.passed += 1,
+        Some(shown) => {
+            tally.failed += 1;
+            output.push_str(&shown);
+        }
+    }
     for page in workspace.files()?.iter().filter(|file| file.path.ends_with(".md")) {
         let Some(script) = script(page) else { continue };
         match run_page(&page.path, &script, &target)? {
@@ -49,22 +59,33 @@ pub(super) fn run(workspace: &Workspace) -> Result<Outcome> {
 /// A page's blocks as one script that stops at the first failure and names its line.
 fn script(page: &TextFile) -> Option<String> {
     let mut script = String::from("set -euo pipefail\n");
-    let mut inside = false;
+    let mut open = None;
     let mut found = false;
     for (at, line) in page.text.lines().enumerate() {
-        match (inside, line.trim_end()) {
-            (false, OPEN) => {
-                inside = true;
+        let line = line.trim_end();
+        match open {
+            None if [SHELL, CONFIG].contains(&line) => {
+                open = Some(line);
                 found = true;
                 let place = format!("{}:{}", page.path, at + 1);
                 script.push_str(&format!("trap 'echo \"{place}: a command failed\" >&2' ERR\n"));
+                if line == CONFIG {
+                    script.push_str("cat > page.toml <<'END OF PAGE'\n");
+                }
             }
-            (true, CLOSE) => inside = false,
-            (true, text) => {
-                script.push_str(text);
+            None => {}
+            Some(block) if line == CLOSE => {
+                if block == CONFIG {
+                    script.push_str(
+                        "END OF PAGE\npostrider config check --skip-references page.toml\n",
+                    );
+                }
+                open = None;
+            }
+            Some(_) => {
+                script.push_str(line);
                 script.push('\n');
             }
-            (false, _) => {}
         }
     }
     found.then_some(script)
@@ -103,6 +124,21 @@ mod tests {
         assert_eq!(none, None);
         assert!(!script.contains("false"));
         assert!(super::script(&page("```sh\ntrue\n```\n")).is_none());
+    }
+
+    #[test]
+    fn a_configuration_is_checked_as_it_stands() {
+        let text = "```toml config\n[source]\nkind = \"$HOME\"\n```\n";
+        let script = script(&page(text)).expect("there is a block");
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let program = folder.path().join("postrider");
+        std::fs::write(&program, "#!/bin/sh\ngrep -q 'kind = \"$HOME\"' \"$4\"\n").expect("writes");
+        let mut executable = Command::new("chmod");
+        assert!(executable.arg("+x").arg(&program).status().is_ok_and(|status| status.success()));
+        let none = run_page("docs/a.md", &script, folder.path()).expect("bash runs");
+        assert_eq!(none, None);
+        let shown = run_page("docs/a.md", &script.replace("kind", "sort"), folder.path());
+        assert!(shown.expect("bash runs").is_some());
     }
 
     #[test]

@@ -6,6 +6,7 @@
 //! the exit code agrees with it; a check that was not run is never silent.
 
 mod blocks;
+mod settings;
 mod steps;
 mod tally;
 mod tools;

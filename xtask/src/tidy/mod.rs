@@ -11,6 +11,7 @@ mod glossary;
 mod layout;
 mod names;
 mod pages;
+mod proofs;
 mod suites;
 mod syntax;
 
@@ -65,6 +66,7 @@ const TREE_RULES: &[TreeRule] = &[
     glossary::every_word,
     layout::same_file_names,
     pages::pointers_lead_somewhere,
+    proofs::promises_name_real_tests,
     suites::every_adapter_runs_its_suites,
 ];
 
