@@ -25,7 +25,7 @@ mod wakeup;
 
 use std::sync::Arc;
 
-use postrider_core::{Error, Result};
+use postrider_core::{Error, EventId, NewEvent, Result};
 use rusqlite::Transaction;
 
 pub use append::{OnDuplicate, append, append_with};
@@ -37,7 +37,7 @@ pub use error::sqlite_error;
 #[cfg(feature = "sqlx")]
 pub use inbox::first_time_sqlx;
 pub use inbox::{Handled, InboxOptions, SqliteInbox, first_time};
-pub use migrate::schema_sql;
+pub use migrate::{SCHEMA_VERSION, schema_sql};
 pub use rusqlite;
 
 use connections::Connections;
@@ -115,6 +115,20 @@ impl SqliteStore {
         let value = self.inner.connections.write(work).await?;
         wakeup.ring();
         Ok(value)
+    }
+
+    /// [`append_with`], with event times of this store's own clock, which
+    /// [`SqliteOptions::clock_offset`] moves. `tx` must be one on this store's database.
+    ///
+    /// # Errors
+    /// As [`append()`].
+    pub fn append(
+        &self,
+        tx: &Transaction<'_>,
+        events: &[NewEvent],
+        on_duplicate: OnDuplicate,
+    ) -> Result<Vec<EventId>> {
+        append::append_at(tx, events, on_duplicate, self.inner.clock.wall_ms())
     }
 
     /// Wakes this process's readers: call it after committing an append of your own connection.

@@ -13,10 +13,16 @@ use crate::error::failed;
 use crate::partitions;
 
 /// In order; a version is the place in this list, counted from 1.
-const MIGRATIONS: &[&str] = &[include_str!("../migrations/0001_outbox.sql")];
+const MIGRATIONS: &[&str] = &[
+    include_str!("../migrations/0001_outbox.sql"),
+    include_str!("../migrations/0002_append_by_sql.sql"),
+];
 
 /// The version that this program writes and reads.
 pub(crate) const VERSION: i64 = MIGRATIONS.len() as i64;
+
+/// The version of the tables that this program writes and reads, for `status`.
+pub const SCHEMA_VERSION: i64 = VERSION;
 
 const VERSIONS_TABLE: &str = "CREATE TABLE IF NOT EXISTS postrider_migration (
     version    INTEGER PRIMARY KEY,
