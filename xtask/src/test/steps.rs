@@ -61,7 +61,9 @@ fn setup(_: &Workspace) -> Result<Outcome> {
 }
 
 fn format(workspace: &Workspace) -> Result<Outcome> {
-    component(workspace, "fmt", "rustfmt", workspace.cargo().args(["fmt", "--all", "--check"]))
+    let mut command = workspace.cargo();
+    command.args(["fmt", "--all", "--check", "--", "--color", "never"]);
+    component(workspace, "fmt", "rustfmt", &mut command)
 }
 
 fn clippy(workspace: &Workspace) -> Result<Outcome> {

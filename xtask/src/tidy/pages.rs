@@ -66,11 +66,7 @@ fn shortened(path: &str) -> String {
 fn same(code: &str, short: &str) -> bool {
     let code = shortened(code);
     let mut parts = short.split('/');
-    let equal = code.split('/').all(|part| {
-        let other = parts.next();
-        other.is_some_and(|other| part == "*" || part == other)
-    });
-    equal && parts.next().is_none()
+    code.split('/').all(|part| parts.next().is_some_and(|other| part == "*" || part == other))
 }
 
 #[cfg(test)]
