@@ -1,0 +1,9 @@
+//! Mistakes that must not compile, with messages that name the remedy.
+//!
+//! What lives here: the run over `tests/misuse`. What does not: the programs.
+//! Invariant: each program fails for the one reason that its file's name gives.
+
+#[test]
+fn mistakes_do_not_compile_and_name_the_remedy() {
+    trybuild::TestCases::new().compile_fail("tests/misuse/*.rs");
+}

@@ -1,0 +1,9 @@
+use postrider::DomainEvent;
+
+#[derive(serde::Serialize, DomainEvent)]
+#[event(topic = "orders", name = "OrderPlaced", version = 1)]
+struct OrderPlaced {
+    order: u64,
+}
+
+fn main() {}
