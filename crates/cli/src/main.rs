@@ -1,2 +1,48 @@
-//! The `postrider` binary.
-fn main() {}
+//! The binary `postrider`.
+//!
+//! What lives here: parse, dispatch, end with the right code. What does not: any command.
+//! Invariant: every way out goes through `exit.rs`, and a closed pipe ends quietly.
+
+mod admin;
+mod args;
+mod commands;
+mod compose;
+mod config;
+mod exit;
+mod failpoints;
+mod logging;
+mod output;
+mod signals;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use crate::output::{Output, escape};
+
+fn main() -> ExitCode {
+    let cli = args::Cli::parse();
+    // Two providers may be linked in some builds; then rustls must be told which to take. An
+    // error means that one is installed already.
+    let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
+    let output = Output::new(&cli.global);
+    match commands::run(cli, output) {
+        Ok(code) => code,
+        Err(error) if exit::is_broken_pipe(&error) => ExitCode::SUCCESS,
+        Err(error) => {
+            report(&error);
+            exit::code_of(&error)
+        }
+    }
+}
+
+/// Prints the error and its causes, one layer a line.
+fn report(error: &anyhow::Error) {
+    for (depth, cause) in error.chain().enumerate() {
+        let label = if depth == 0 { "error" } else { "  because" };
+        // Line breaks are our own (a list of problems); everything else may be anybody's text.
+        let text = cause.to_string();
+        let lines: Vec<_> = text.lines().map(escape).collect();
+        eprintln!("{label}: {}", lines.join("\n"));
+    }
+}

@@ -1,0 +1,47 @@
+//! `init`: create the outbox and everything beside it.
+//!
+//! What lives here: asking for it and saying what stands now. What does not: the SQL (each store).
+//! Invariant: running it again changes nothing.
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+use postrider_core::ConsumerName;
+use serde_json::json;
+
+use super::{block_on, open_with, source_config};
+use crate::args::{Global, InitArgs};
+use crate::compose::{self, OnSchema};
+use crate::output::{Output, Tone};
+
+/// Creates or upgrades the schema, or prints its SQL.
+///
+/// # Errors
+/// When the database can't be opened or changed.
+pub(super) fn run(global: &Global, args: &InitArgs, output: Output) -> Result<ExitCode> {
+    let config = source_config(global)?;
+    if args.sql {
+        let sql = compose::schema_sql(&config.source);
+        if output.json {
+            output.json_line(&json!({ "sql": sql }))?;
+        } else {
+            output.line(sql.trim_end())?;
+        }
+        return Ok(ExitCode::SUCCESS);
+    }
+    block_on(async {
+        let opened = open_with(&config, OnSchema::Create).await?;
+        let partitions = opened.source.partitions(&ConsumerName::new("init")?).await?.len();
+        if output.json {
+            output.json_line(&json!({
+                "source": opened.shown,
+                "identity": opened.source.identity(),
+                "partitions": partitions,
+            }))?;
+        } else {
+            let text = format!("{} is ready, with {partitions} partitions", opened.shown);
+            output.line(output.paint(Tone::Good, text))?;
+        }
+        Ok(ExitCode::SUCCESS)
+    })
+}

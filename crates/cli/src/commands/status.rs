@@ -1,0 +1,289 @@
+//! `status`: where everything stands.
+//!
+//! What lives here: one picture of partitions, leases, consumers and lag, and what needs attention.
+//! What does not: the live view of one relay (`/readyz`, `/metrics`).
+//! Invariant: read only; published + parked + dropped + pending = appended since a consumer began.
+
+use std::collections::BTreeMap;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use postrider_core::{
+    Clock, ConsumerName, ConsumerProgress, DeadLetterFilter, DeadLetterState, GroupName, LeaseInfo,
+    Position, Timestamp,
+};
+use postrider_relay::SystemClock;
+use serde_json::{Value as Json, json};
+
+use super::{block_on, open, source_config};
+use crate::args::{Global, StatusArgs};
+use crate::compose::Opened;
+use crate::config::Config;
+use crate::exit::Usage;
+use crate::output::{Cell, Output, Tone, escape, roughly, time};
+
+/// A consumer with pending events whose checkpoint has not moved for this long is stuck or dead.
+const STALE_AFTER: Duration = Duration::from_secs(60);
+/// Parked letters are counted up to this.
+const MAX_COUNTED: usize = 1_000;
+
+/// Prints the picture.
+///
+/// # Errors
+/// When the database fails.
+pub(super) fn run(global: &Global, args: &StatusArgs, output: Output) -> Result<ExitCode> {
+    let config = source_config(global)?;
+    let group = match &args.group {
+        Some(name) => GroupName::new(name.as_str()).map_err(|error| Usage(error.to_string()))?,
+        None => config.relay.group.clone(),
+    };
+    block_on(async {
+        let opened = open(&config).await?;
+        let picture = Picture::take(&opened, group).await?;
+        let warnings = picture.warnings(&config);
+        if output.json {
+            output.json_document(&picture.json(&opened, &warnings))?;
+        } else {
+            picture.print(&opened, &warnings, output)?;
+        }
+        let attention = args.check && !warnings.is_empty();
+        Ok(if attention { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+    })
+}
+
+struct Picture {
+    group: GroupName,
+    now: Timestamp,
+    heads: Vec<(String, Position)>,
+    leases: Vec<LeaseInfo>,
+    progress: Vec<ConsumerProgress>,
+    parked: usize,
+}
+
+/// One consumer, its partitions taken together.
+#[derive(Default)]
+struct Total {
+    published: u64,
+    parked: u64,
+    dropped: u64,
+    pending: u64,
+    oldest: Option<Timestamp>,
+    moved: Timestamp,
+}
+
+impl Total {
+    fn appended(&self) -> u64 {
+        self.published + self.parked + self.dropped + self.pending
+    }
+
+    fn lag(&self, now: Timestamp) -> Duration {
+        self.oldest.map_or(Duration::ZERO, |oldest| now.since(oldest))
+    }
+}
+
+impl Picture {
+    async fn take(opened: &Opened, group: GroupName) -> Result<Self> {
+        let nobody = ConsumerName::new("postrider-status")?;
+        let mut heads = Vec::new();
+        for partition in opened.feed.partitions(&nobody).await.context("list partitions")? {
+            let head = opened.feed.head(&partition).await.context("read the head")?;
+            heads.push((partition.as_str().to_owned(), head));
+        }
+        let leases = opened.store.leases(&group).await.context("read leases")?;
+        let progress = opened.store.progress().await.context("read checkpoints")?;
+        let parked = DeadLetterFilter {
+            state: Some(DeadLetterState::Parked),
+            ..DeadLetterFilter::default()
+        };
+        let parked = opened.store.list(&parked, None, MAX_COUNTED).await;
+        let parked = parked.context("count dead letters")?.len();
+        Ok(Self { group, now: SystemClock.now(), heads, leases, progress, parked })
+    }
+
+    fn totals(&self) -> BTreeMap<&ConsumerName, Total> {
+        let mut totals: BTreeMap<&ConsumerName, Total> = BTreeMap::new();
+        for one in &self.progress {
+            let total = totals.entry(&one.consumer).or_default();
+            total.published += one.checkpoint.published;
+            total.parked += one.parked;
+            total.dropped += one.dropped;
+            total.pending += one.pending;
+            total.moved = total.moved.max(one.checkpoint.updated_at);
+            total.oldest = match (total.oldest, one.oldest_pending_at) {
+                (Some(a), Some(b)) => Some(a.min(b)),
+                (a, b) => a.or(b),
+            };
+        }
+        totals
+    }
+
+    /// What needs attention, a sentence each, with the remedy.
+    fn warnings(&self, config: &Config) -> Vec<String> {
+        let mut warnings = Vec::new();
+        let totals = self.totals();
+        let pending: u64 = totals.values().map(|total| total.pending).sum();
+        let live = self.leases.iter().filter(|lease| !lease.remaining.is_zero()).count();
+        if live == 0 && (pending > 0 || totals.is_empty()) {
+            warnings.push(format!(
+                "no relay of group {:?} is running; start postrider run",
+                self.group.as_str()
+            ));
+        }
+        for (name, total) in &totals {
+            let shown = name.as_str();
+            let configured = config.sinks.iter().any(|sink| sink.name == **name);
+            if !config.sinks.is_empty() && !configured {
+                warnings.push(format!(
+                    "consumer {shown:?} is no sink of {}: its checkpoint keeps events from being \
+                     pruned ({} pending); if nobody reads as it any more: postrider consumers \
+                     remove {shown:?}",
+                    config.file.display(),
+                    total.pending
+                ));
+            } else if total.pending > 0 && self.now.since(total.moved) > STALE_AFTER {
+                warnings.push(format!(
+                    "consumer {shown:?} has not moved for {} with {} events pending; look at the \
+                     relay's log and /readyz",
+                    roughly(self.now.since(total.moved)),
+                    total.pending
+                ));
+            }
+        }
+        for sink in &config.sinks {
+            if !totals.contains_key(&sink.name) {
+                let name = sink.name.as_str();
+                warnings.push(format!("sink {name:?} has no checkpoint yet; it has not run"));
+            }
+        }
+        if self.parked > 0 {
+            let more = if self.parked == MAX_COUNTED { " or more" } else { "" };
+            warnings.push(format!(
+                "{}{more} parked events need a person: postrider dead-letters list --state parked",
+                self.parked
+            ));
+        }
+        warnings
+    }
+
+    fn json(&self, opened: &Opened, warnings: &[String]) -> Json {
+        let partitions = self.heads.iter().map(|(partition, head)| {
+            let lease = self.leases.iter().find(|lease| lease.partition.as_str() == partition);
+            json!({
+                "partition": partition,
+                "head": head.to_string(),
+                "lease": lease.map(|lease| json!({
+                    "holder": lease.holder.as_str(),
+                    "epoch": lease.epoch.get(),
+                    "remainingMs": u64::try_from(lease.remaining.as_millis()).unwrap_or(u64::MAX),
+                })),
+            })
+        });
+        let consumers = self.totals().into_iter().map(|(name, total)| {
+            let own = self.progress.iter().filter(|one| one.consumer == *name);
+            json!({
+                "consumer": name.as_str(),
+                "published": total.published,
+                "parked": total.parked,
+                "dropped": total.dropped,
+                "pending": total.pending,
+                "appended": total.appended(),
+                "lagSeconds": total.lag(self.now).as_secs_f64(),
+                "partitions": own.map(progress_json).collect::<Vec<_>>(),
+            })
+        });
+        json!({
+            "source": opened.shown,
+            "identity": opened.source.identity(),
+            "schemaVersion": opened.schema_version,
+            "group": self.group.as_str(),
+            "partitions": partitions.collect::<Vec<_>>(),
+            "consumers": consumers.collect::<Vec<_>>(),
+            "warnings": warnings,
+        })
+    }
+
+    fn print(&self, opened: &Opened, warnings: &[String], output: Output) -> Result<()> {
+        output.line(format!(
+            "{}, schema version {}, group {}",
+            output.paint(Tone::Strong, opened.shown.as_str()),
+            opened.schema_version,
+            escape(self.group.as_str())
+        ))?;
+        output.line("")?;
+        let rows = self.heads.iter().map(|(partition, head)| {
+            let lease = self.leases.iter().find(|lease| lease.partition.as_str() == partition);
+            let (holder, left) = match lease {
+                Some(lease) if !lease.remaining.is_zero() => {
+                    (lease.holder.as_str().to_owned(), roughly(lease.remaining))
+                }
+                Some(_) | None => ("-".to_owned(), "-".to_owned()),
+            };
+            let epoch = lease.map_or("-".to_owned(), |lease| lease.epoch.get().to_string());
+            vec![
+                Cell::plain(partition),
+                Cell::plain(head.to_string()),
+                Cell::plain(epoch),
+                Cell::plain(left),
+                Cell::plain(holder),
+            ]
+        });
+        output.table(
+            &["PARTITION", "HEAD", "EPOCH", "LEASE", "HELD BY"],
+            &rows.collect::<Vec<_>>(),
+        )?;
+        output.line("")?;
+        let totals = self.totals();
+        let rows = totals.iter().map(|(name, total)| {
+            let tone = if total.parked > 0 { Tone::Bad } else { Tone::Good };
+            vec![
+                Cell::plain(name.as_str()),
+                Cell::number(total.published),
+                Cell::toned(total.parked.to_string(), tone),
+                Cell::number(total.dropped),
+                Cell::number(total.pending),
+                Cell::number(total.appended()),
+                Cell::plain(roughly(total.lag(self.now))),
+                Cell::plain(time(total.moved)),
+            ]
+        });
+        let heading = [
+            "CONSUMER",
+            "PUBLISHED",
+            "PARKED",
+            "DROPPED",
+            "PENDING",
+            "APPENDED",
+            "LAG",
+            "CHECKPOINT",
+        ];
+        output.table(&heading, &rows.collect::<Vec<_>>())?;
+        if !warnings.is_empty() {
+            output.line("")?;
+        }
+        for warning in warnings {
+            output.line(format!(
+                "{} {}",
+                output.paint(Tone::Warn, "attention:"),
+                escape(warning)
+            ))?;
+        }
+        Ok(())
+    }
+}
+
+/// One consumer's standing in one partition.
+pub(super) fn progress_json(one: &ConsumerProgress) -> Json {
+    json!({
+        "consumer": one.consumer.as_str(),
+        "partition": one.partition.as_str(),
+        "position": one.checkpoint.position.to_string(),
+        "updatedAt": time(one.checkpoint.updated_at),
+        "published": one.checkpoint.published,
+        "parked": one.parked,
+        "dropped": one.dropped,
+        "pending": one.pending,
+        "oldestPendingAt": one.oldest_pending_at.map(time),
+        "ended": one.ended,
+    })
+}

@@ -1,0 +1,80 @@
+//! How the process ends.
+//!
+//! What lives here: the exit codes and which error means which. What does not: printing.
+//! Invariant: the codes are those that `--help` and docs/operations.md list.
+
+use std::fmt;
+use std::process::ExitCode;
+
+use crate::config::Problems;
+
+/// It failed, or not everything could be done.
+pub(crate) const FAILURE: u8 = 1;
+/// The command line or the configuration is wrong.
+pub(crate) const USAGE: u8 = 2;
+/// The source is not ready.
+pub(crate) const NOT_READY: u8 = 3;
+/// Stopped by a second signal.
+pub(crate) const INTERRUPTED: u8 = 130;
+
+/// What was asked for makes no sense; nothing was started.
+#[derive(Debug)]
+pub(crate) struct Usage(pub(crate) String);
+
+impl fmt::Display for Usage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Usage {}
+
+/// Marks an error as "the source is not ready"; the text says what was tried.
+#[derive(Debug)]
+pub(crate) struct NotReady(pub(crate) String);
+
+impl fmt::Display for NotReady {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for NotReady {}
+
+/// The reader of our output went away: no reason to say anything.
+pub(crate) fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    error.chain().any(|cause| {
+        cause
+            .downcast_ref::<std::io::Error>()
+            .is_some_and(|cause| cause.kind() == std::io::ErrorKind::BrokenPipe)
+    })
+}
+
+/// The exit code of an error.
+pub(crate) fn code_of(error: &anyhow::Error) -> ExitCode {
+    ExitCode::from(number_of(error))
+}
+
+fn number_of(error: &anyhow::Error) -> u8 {
+    if error.downcast_ref::<Problems>().is_some() || error.downcast_ref::<Usage>().is_some() {
+        USAGE
+    } else if error.downcast_ref::<NotReady>().is_some() {
+        NOT_READY
+    } else {
+        FAILURE
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use anyhow::anyhow;
+
+    use super::*;
+
+    #[test]
+    fn each_kind_of_error_has_its_code_also_below_a_context() {
+        assert_eq!(number_of(&anyhow!("x")), FAILURE);
+        assert_eq!(number_of(&anyhow!(Usage("x".to_owned())).context("parse")), USAGE);
+        assert_eq!(number_of(&anyhow!("x").context(NotReady("open".to_owned()))), NOT_READY);
+    }
+}

@@ -1,0 +1,212 @@
+//! Bad configuration: each refused before anything is opened, with place, key and remedy.
+
+use crate::harness::Home;
+
+const GOOD: &str = "[source]\nkind = \"sqlite\"\nurl = \"app.db\"\n\n\
+                    [[sink]]\nkind = \"jsonl\"\npath = \"events.jsonl\"\n";
+
+/// Runs `run` on the text: it must refuse with code 2 and create nothing.
+#[track_caller]
+fn refused(text: &str, parts: &[&str]) {
+    let home = Home::new();
+    home.write("postrider.toml", text);
+    for command in [&["run"][..], &["config", "check"]] {
+        home.postrider(command).expect(2).err_has(parts);
+    }
+    let names: Vec<_> = std::fs::read_dir(home.path("")).expect("read").collect();
+    assert_eq!(names.len(), 1, "nothing but the configuration may be there: {names:?}");
+}
+
+#[test]
+fn a_good_file_is_said_to_be_good() {
+    let home = Home::new();
+    home.write("postrider.toml", GOOD);
+    let done = home.postrider(&["config", "check"]).expect(0);
+    assert!(done.out.contains("usable; source sqlite, sinks jsonl"), "{}", done.out);
+    let done = home.postrider(&["config", "check", "--json"]).expect(0);
+    assert_eq!(done.json()["ok"], true);
+}
+
+#[test]
+fn an_unknown_key_is_named_with_the_nearest_valid_one() {
+    refused(
+        &GOOD.replace("path", "paht"),
+        &["postrider.toml:7:1: sink[0].paht: unknown key; did you mean \"path\"?"],
+    );
+    refused(
+        &format!("{GOOD}[relya]\n"),
+        &["postrider.toml:8:2: relya: unknown section; did you mean [relay]?"],
+    );
+    refused(
+        &format!("{GOOD}[relay]\nlease_tll = \"5s\"\n"),
+        &["postrider.toml:9:1: relay.lease_tll: unknown key; did you mean \"lease_ttl\"?"],
+    );
+    refused(
+        &GOOD.replace("jsonl\"\n", "jsonll\"\n"),
+        &["postrider.toml:6:8: sink[0].kind: \"jsonll\" is unknown", "did you mean \"jsonl\"?"],
+    );
+}
+
+#[test]
+fn a_wrong_type_is_named_with_what_to_write() {
+    refused(
+        &format!("{GOOD}[relay]\nlease_ttl = 5\n"),
+        &["postrider.toml:9:13: relay.lease_ttl: found a whole number; write a length of time"],
+    );
+    refused(
+        &format!("{GOOD}fsync = \"yes\"\n"),
+        &["postrider.toml:8:9: sink[0].fsync: found a text; write true or false"],
+    );
+    refused(
+        "[source]\nkind = \"sqlite\"\nurl = 7\n",
+        &["postrider.toml:3:7: source.url: found a whole number; write a text in quotes"],
+    );
+    refused(
+        &GOOD.replace("[[sink]]", "[sink]"),
+        &["postrider.toml:5:2: sink: is one table; write [[sink]]"],
+    );
+}
+
+#[test]
+fn impossible_values_are_refused_with_what_is_possible() {
+    refused(
+        &format!("{GOOD}[relay]\nlease_ttl = \"0s\"\n"),
+        &["postrider.toml:9:13: relay.lease_ttl: \"0s\" is out of range; give 200ms to 10m"],
+    );
+    refused(
+        &format!("{GOOD}[relay]\nlease_ttl = \"1s\"\ncheckpoint_every = \"2s\"\n"),
+        &["postrider.toml:10:20: relay.checkpoint_every: 2s is not shorter than lease_ttl (1s)"],
+    );
+    refused(
+        &format!("{GOOD}base_delay = \"1m\"\n"),
+        &["postrider.toml:8:14: sink[0].base_delay: 1m is longer than max_delay (30s)"],
+    );
+    refused(
+        &format!("{GOOD}on_failure = \"prak\"\n"),
+        &["postrider.toml:8:14", "did you mean \"park\"?"],
+    );
+    refused(&format!("{GOOD}keep = 3\n"), &["postrider.toml:8:8: sink[0].keep: "]);
+    refused(
+        &GOOD.replace("url = \"app.db\"", "url = \"app.db\"\npartitions = 0"),
+        &["postrider.toml:4:14: source.partitions: 0 is out of range; give 1 to 1024"],
+    );
+    refused(
+        &format!("{GOOD}[log]\nlevel = \"loud=very\"\n"),
+        &["postrider.toml:9:9: log.level:", "write error, warn, info, debug or trace"],
+    );
+}
+
+#[cfg(feature = "webhook")]
+#[test]
+fn a_sink_s_own_rules_are_told_at_the_key_that_they_name() {
+    let head = "[source]\nkind = \"sqlite\"\nurl = \"app.db\"\n\n[[sink]]\nkind = \"webhook\"\n";
+    refused(
+        &format!("{head}url = \"https://example.com/\"\n"),
+        &["postrider.toml:5:1: sink[0].signing_keys: signing_keys is missing"],
+    );
+    refused(
+        &format!("{head}unsigned = true\nurl = \"https://{{topic}}.example.com/\"\n"),
+        &["postrider.toml:8:7: sink[0].url: "],
+    );
+    refused(
+        &format!("{head}url = \"https://example.com/\"\nsigning_keys = [\"env:\"]\n"),
+        &["postrider.toml:8:16: sink[0].signing_keys: env: has no name of a variable"],
+    );
+}
+
+#[test]
+fn two_sinks_of_one_name_are_refused_with_both_places() {
+    refused(
+        &format!("{GOOD}\n[[sink]]\nkind = \"jsonl\"\npath = \"other.jsonl\"\n"),
+        &["postrider.toml:9:1: sink[1].name: \"jsonl\" is also the name of sink[0] (line 5)"],
+    );
+}
+
+#[test]
+fn a_missing_variable_is_named_with_key_and_line() {
+    refused(
+        &GOOD.replace("\"app.db\"", "\"env:POSTRIDER_TEST_ABSENT\""),
+        &["postrider.toml:3:7: source.url: environment variable POSTRIDER_TEST_ABSENT is not set"],
+    );
+    refused(
+        &GOOD.replace("\"app.db\"", "\"file:absent\""),
+        &["postrider.toml:3:7: source.url: can't read absent"],
+    );
+}
+
+#[test]
+fn references_need_not_be_there_when_only_the_file_is_checked() {
+    let home = Home::new();
+    home.write("postrider.toml", GOOD.replace("\"app.db\"", "\"env:POSTRIDER_TEST_ABSENT\""));
+    home.postrider(&["config", "check", "--skip-references"]).expect(0);
+}
+
+#[test]
+fn what_is_missing_is_named() {
+    refused("", &["postrider.toml:1:1: source: is missing"]);
+    refused("[source]\nkind = \"sqlite\"\n", &["postrider.toml:1:2: source.url: is missing"]);
+    refused("[source]\nurl = \"a\"\n", &["source.kind: is missing; write kind = \"sqlite\""]);
+    refused("[source]\nkind = \"sqlite\"\nurl = \"a\"\n", &["sink: is missing; add [[sink]]"]);
+    refused(&GOOD.replace("\"app.db\"", "\"\""), &["postrider.toml:3:7: source.url: is empty"]);
+}
+
+#[test]
+fn text_that_is_no_toml_is_refused_at_its_place() {
+    refused("[source\nkind = 1\n", &["postrider.toml:1:8: not TOML:"]);
+    refused(&format!("{GOOD}\u{0}"), &["postrider.toml:8:1: not TOML:"]);
+    let home = Home::new();
+    home.write("postrider.toml", b"[source]\nkind = \"\xff\"\n");
+    home.postrider(&["run"]).expect(2).err_has(&["postrider.toml:2:9: not UTF-8"]);
+    home.postrider(&["run", "--config", "absent.toml"])
+        .expect(2)
+        .err_has(&["absent.toml: there is no such file; create it"]);
+    home.postrider(&["run", "--config", "."]).expect(2).err_has(&["can't be read"]);
+}
+
+#[test]
+fn all_problems_are_told_at_once_in_the_order_of_the_file() {
+    let home = Home::new();
+    home.write(
+        "postrider.toml",
+        "[source]\nkind = \"sqlite\"\nulr = \"app.db\"\n\n[[sink]]\nkind = \"jsonl\"\n\
+         path = \"a\"\nfsync = 1\n\n[admin]\nlisten = \"nowhere\"\n",
+    );
+    let done = home.postrider(&["config", "check", "--json"]).expect(2);
+    let answer = done.json();
+    let keys: Vec<_> = answer["problems"]
+        .as_array()
+        .expect("a list")
+        .iter()
+        .map(|problem| problem["key"].as_str().expect("a key"))
+        .collect();
+    assert_eq!(keys, ["source.url", "source.ulr", "sink[0].fsync", "admin.listen"]);
+    assert_eq!(answer["problems"][2]["line"], 8);
+    assert_eq!(answer["problems"][2]["column"], 9);
+}
+
+#[test]
+fn a_secret_never_stands_in_an_error() {
+    let home = Home::new();
+    home.write("secret", "postgres://user:hunter2@db/app\n");
+    home.write("postrider.toml", GOOD.replace("\"app.db\"", "\"file:secret\""));
+    for command in [&["run"][..], &["config", "check"], &["status"]] {
+        let done = home.postrider(command).expect(2).err_has(&["another kind of database"]);
+        assert!(!done.err.contains("hunter2"), "{}", done.err);
+    }
+}
+
+#[test]
+fn the_schema_knows_every_key_that_the_parser_takes() {
+    let home = Home::new();
+    let schema = home.postrider(&["config", "schema"]).expect(0).json();
+    assert_eq!(schema["$schema"], "https://json-schema.org/draft/2020-12/schema");
+    for section in ["relay", "admin", "log", "trace"] {
+        let properties = schema["properties"][section]["properties"].as_object().expect("a table");
+        for (name, property) in properties {
+            let Some(default) = property.get("default") else { continue };
+            // Every default of the schema is taken by the parser.
+            home.write("postrider.toml", format!("{GOOD}[{section}]\n{name} = {default}\n"));
+            home.postrider(&["config", "check"]).expect(0);
+        }
+    }
+}

@@ -1,0 +1,14 @@
+//! The real binary, as a person or a program meets it.
+//!
+//! What lives here: tests that start `postrider` and look at its output, exit code and effects.
+//! Invariant: each test has a folder and ports of its own, and leaves nothing behind.
+
+#[cfg(feature = "webhook")]
+mod admin;
+mod config;
+mod feed;
+mod harness;
+#[cfg(feature = "webhook")]
+mod letters;
+mod run;
+mod usage;

@@ -1,0 +1,118 @@
+//! run: deliver, drain, replay, and who reads.
+
+use rustix::process::Signal;
+
+use crate::harness::{Home, eventually};
+
+const CONFIG: &str = "[source]\nkind = \"sqlite\"\nurl = \"app.db\"\n\n\
+                      [[sink]]\nkind = \"jsonl\"\npath = \"events.jsonl\"\n\n\
+                      [admin]\nlisten = \"off\"\n";
+
+fn lines(home: &Home) -> Vec<String> {
+    let text = std::fs::read_to_string(home.path("events.jsonl")).unwrap_or_default();
+    text.lines().map(str::to_owned).collect()
+}
+
+fn deliver(home: &Home, count: usize) {
+    let relay = home.start(&["run"]);
+    eventually("everything is delivered", || (lines(home).len() >= count).then_some(()));
+    relay.signal(Signal::TERM);
+    assert_eq!(relay.ended(), Some(0));
+}
+
+#[test]
+fn sigterm_drains_and_a_second_run_repeats_nothing() {
+    let home = Home::with_outbox();
+    home.write("postrider.toml", CONFIG);
+    let events: Vec<_> =
+        (0..500).map(|i| (format!("key-{}", i % 20), format!("Type{i}"))).collect();
+    let events: Vec<_> = events.iter().map(|(k, t)| (k.as_str(), t.as_str())).collect();
+    home.append(&events);
+    deliver(&home, 500);
+    home.append(&[("key-1", "Last")]);
+    deliver(&home, 501);
+    let lines = lines(&home);
+    assert_eq!(lines.len(), 501, "a drained relay repeats nothing");
+    assert!(lines[500].contains("Last"), "{}", lines[500]);
+
+    let status = home.postrider(&["status", "--json"]).expect(0).json();
+    let sink = &status["consumers"][0];
+    assert_eq!((&sink["published"], &sink["pending"]), (&501.into(), &0.into()));
+    assert_eq!(sink["appended"], 501);
+    let held = status["partitions"].as_array().expect("a list").iter();
+    for partition in held {
+        assert_eq!(partition["lease"]["remainingMs"], 0, "leases are released: {partition}");
+    }
+}
+
+#[test]
+fn run_asks_for_init_or_does_it_when_told() {
+    let home = Home::new();
+    home.write("postrider.toml", CONFIG);
+    home.postrider(&["run"]).expect(3).err_has(&["run postrider init"]);
+    let relay = home.start(&["run", "--init"]);
+    relay.line_with("delivering");
+    relay.signal(Signal::INT);
+    assert_eq!(relay.ended(), Some(0));
+}
+
+#[test]
+fn replay_sends_a_part_again_in_order_and_counts_it_first() {
+    let home = Home::with_outbox();
+    home.write("postrider.toml", CONFIG);
+    home.append(&[("a", "First"), ("b", "Other"), ("a", "Second")]);
+    deliver(&home, 3);
+    let before = lines(&home);
+
+    let dry = ["replay", "--from", "oldest", "--key", "a", "--dry-run", "--json"];
+    assert_eq!(home.postrider(&dry).expect(0).json()["matching"], 2);
+    assert_eq!(lines(&home).len(), 3, "a dry run sends nothing");
+
+    let done = home.postrider(&["replay", "--from", "oldest", "--key", "a", "--json"]).expect(0);
+    assert_eq!(done.json()["published"], 2);
+    let after = lines(&home);
+    let of_a: Vec<_> = before.iter().filter(|line| line.contains("\"key\":\"a\"")).collect();
+    assert_eq!(after[3..].iter().collect::<Vec<_>>(), of_a, "the same events, ids and order");
+
+    let fresh = ["replay", "--from", "oldest", "--key", "a", "--new-ids", "--json"];
+    home.postrider(&fresh).expect(0);
+    let id = |line: &str| -> String {
+        let line: serde_json::Value = serde_json::from_str(line).expect("a line");
+        line["id"].to_string()
+    };
+    let last = lines(&home);
+    assert_ne!(id(&last[5]), id(&last[3]), "new ids were asked for");
+    home.postrider(&["replay", "--from", "oldest", "--sink", "absent"]).expect(2);
+}
+
+#[test]
+fn a_consumer_that_is_no_sink_any_more_is_reported_and_can_be_removed() {
+    let home = Home::with_outbox();
+    home.write("postrider.toml", CONFIG);
+    home.append(&[("a", "First")]);
+    deliver(&home, 1);
+    home.write("postrider.toml", CONFIG.replace("path", "name = \"other\"\npath"));
+    let status = home.postrider(&["status"]).expect(0).out;
+    assert!(status.contains("consumer \"jsonl\" is no sink of postrider.toml"), "{status}");
+    assert!(status.contains("sink \"other\" has no checkpoint yet"), "{status}");
+
+    let listed = home.postrider(&["consumers", "list"]).expect(0).out;
+    assert!(listed.contains("jsonl"), "{listed}");
+    home.postrider(&["consumers", "remove", "jsonl", "--yes"]).expect(0);
+    home.postrider(&["consumers", "remove", "jsonl", "--yes"]).expect(1);
+    let listed = home.postrider(&["consumers", "list", "--json"]).expect(0).json();
+    assert_eq!(listed["consumers"].as_array().map(Vec::len), Some(0));
+}
+
+#[test]
+fn what_everyone_has_passed_can_be_pruned_and_the_start_still_works() {
+    let home = Home::with_outbox();
+    home.write("postrider.toml", CONFIG);
+    home.append(&[("a", "First"), ("a", "Second"), ("a", "Third")]);
+    deliver(&home, 3);
+    let dry = home.postrider(&["prune", "--keep", "0s", "--dry-run", "--json"]).expect(0).json();
+    let done = home.postrider(&["prune", "--keep", "0s", "--json"]).expect(0).json();
+    assert_eq!(dry["events"], done["events"]);
+    assert!(done["events"].as_u64().is_some_and(|events| events >= 2), "{done}");
+    home.postrider(&["tail", "--from", "oldest", "--no-follow"]).expect(0);
+}
