@@ -1,0 +1,51 @@
+//! The service put together: the only file that names concrete stores.
+//!
+//! What lives here: one arm for each kind of store. What does not: anything that uses them; the
+//! rest of the service sees `DocumentStore` and `Journal`.
+//! Invariant: a service that opened can serve; whatever is wrong with its store shows here.
+
+use std::sync::Arc;
+
+use anyhow::Context as _;
+use postrider::sinks::webhook::verify::Verifier;
+use postrider::sqlite::{SqliteOptions, SqliteStore};
+use postrider::{DocumentStore, SystemClock};
+use tokio_util::sync::CancellationToken;
+
+use crate::config::{Config, StoreConfig};
+use crate::receiver::{Journal, Receiver, SqliteJournal};
+use crate::service::{Parts, Service};
+
+/// Opens the store and puts the service together.
+///
+/// # Errors
+/// The store cannot be opened, or a secret has not the form of one.
+pub async fn open(config: Config) -> anyhow::Result<Service> {
+    let (documents, journal) = open_store(config.store).await?;
+    let secrets = &config.webhook_secrets;
+    let verifier = (!secrets.is_empty()).then(|| Verifier::new(secrets)).transpose();
+    let verifier = verifier.context("read the webhook secrets")?;
+    Ok(Service::new(Parts {
+        documents,
+        clock: Arc::new(SystemClock),
+        preconditions: config.preconditions,
+        receiver: Receiver::new(verifier, journal),
+        draining: CancellationToken::new(),
+    }))
+}
+
+/// The service's own store, and where its receiver keeps what arrived: another service would have
+/// a database of its own for that.
+async fn open_store(
+    store: StoreConfig,
+) -> anyhow::Result<(Arc<dyn DocumentStore>, Arc<dyn Journal>)> {
+    match store {
+        StoreConfig::Sqlite { path, busy_timeout } => {
+            let options = SqliteOptions::new(&path).busy_timeout(busy_timeout);
+            let place = || format!("open the database {}", path.display());
+            let store = SqliteStore::open(options).await.with_context(place)?;
+            let journal = SqliteJournal::open(store.clone(), path.clone()).await;
+            Ok((Arc::new(store), Arc::new(journal.with_context(place)?)))
+        }
+    }
+}

@@ -1,0 +1,83 @@
+//! The binary `contacts`: the sample service on its own.
+//!
+//! What lives here: flags, environment and signals. What does not: anything that the service does.
+//! Invariant: it ends with 0 after a stop that was asked for, and with a reason otherwise.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use clap::{Parser, ValueEnum};
+use postrider::Secret;
+use postrider_sample_contacts::{Config, Preconditions, StoreConfig, serve};
+use tokio::net::TcpListener;
+use tokio::signal::unix::{SignalKind, signal};
+
+/// Contacts, and events of their changes in an outbox that `postrider run` delivers.
+#[derive(Debug, Parser)]
+#[command(name = "contacts", version, about)]
+struct Args {
+    /// Where contacts and their events are kept.
+    #[arg(long, value_enum, default_value_t = Store::Sqlite, env = "CONTACTS_STORE")]
+    store: Store,
+    /// The SQLite file; made when it is missing.
+    #[arg(long, default_value = "contacts.db", env = "CONTACTS_DATABASE")]
+    database: PathBuf,
+    /// Address and port to listen on.
+    #[arg(long, default_value = "127.0.0.1:8080", env = "CONTACTS_LISTEN")]
+    listen: SocketAddr,
+    /// A secret (whsec_…) that deliveries to /webhooks/contacts are signed with; several while
+    /// they are rotated.
+    #[arg(long, env = "CONTACTS_WEBHOOK_SECRET", value_delimiter = ',', hide_env_values = true)]
+    webhook_secret: Vec<String>,
+    /// Answer changes without the header If-Match with 428.
+    #[arg(long, env = "CONTACTS_REQUIRE_IF_MATCH")]
+    require_if_match: bool,
+    /// Longest wait for another write, in milliseconds, before the answer is 503.
+    #[arg(long, default_value_t = 5_000, env = "CONTACTS_BUSY_TIMEOUT_MS")]
+    busy_timeout_ms: u64,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum Store {
+    Sqlite,
+}
+
+impl From<Args> for Config {
+    fn from(args: Args) -> Self {
+        let store = match args.store {
+            Store::Sqlite => StoreConfig::Sqlite {
+                path: args.database,
+                busy_timeout: Duration::from_millis(args.busy_timeout_ms),
+            },
+        };
+        let preconditions =
+            if args.require_if_match { Preconditions::Required } else { Preconditions::Optional };
+        let webhook_secrets = args.webhook_secret.into_iter().map(Secret::new).collect();
+        Self { store, preconditions, webhook_secrets }
+    }
+}
+
+#[tokio::main]
+async fn main() -> anyhow::Result<()> {
+    let args = Args::parse();
+    let level = tracing_subscriber::EnvFilter::try_from_default_env();
+    tracing_subscriber::fmt()
+        .with_env_filter(level.unwrap_or_else(|_| "info".into()))
+        .with_writer(std::io::stderr)
+        .init();
+    let listen = args.listen;
+    let listener =
+        TcpListener::bind(listen).await.with_context(|| format!("listen on {listen}"))?;
+    let address = listener.local_addr().context("read the listener's address")?;
+    let mut terminate = signal(SignalKind::terminate()).context("listen for SIGTERM")?;
+    let stop = async move {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = tokio::signal::ctrl_c() => {}
+        }
+    };
+    println!("contacts on http://{address}");
+    serve(listener, args.into(), stop).await
+}

@@ -1,0 +1,189 @@
+//! A service on a port and in a folder of its own, and what tests ask of it.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use postrider::sqlite::{SqliteOptions, SqliteStore};
+use postrider::{BatchLimit, ConsumerName, Entry, Feed, Position, Record};
+use postrider_sample_contacts::{Config, StoreConfig, serve};
+use reqwest::{Method, RequestBuilder, Response, StatusCode};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use tokio::net::TcpListener;
+use tokio::sync::oneshot;
+use tokio::task::JoinSet;
+
+/// Longest wait for anything that must happen.
+pub(crate) const DEADLINE: Duration = Duration::from_secs(30);
+
+pub(crate) struct Running {
+    pub(crate) base: String,
+    pub(crate) client: reqwest::Client,
+    folder: TempDir,
+    stop: oneshot::Sender<()>,
+    tasks: JoinSet<()>,
+}
+
+impl Running {
+    pub(crate) async fn start() -> Self {
+        Self::with(|_| {}).await
+    }
+
+    pub(crate) async fn with(change: impl FnOnce(&mut Config)) -> Self {
+        Self::in_folder(TempDir::new().expect("make a folder"), change).await
+    }
+
+    pub(crate) async fn in_folder(folder: TempDir, change: impl FnOnce(&mut Config)) -> Self {
+        let mut config = Config::new(StoreConfig::sqlite(database(&folder)));
+        change(&mut config);
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("bind a free port");
+        let address = listener.local_addr().expect("a bound listener has an address");
+        let (stop, stopped) = oneshot::channel();
+        let mut tasks = JoinSet::new();
+        tasks.spawn(async move {
+            let stop = async { stopped.await.unwrap_or(()) };
+            serve(listener, config, stop).await.expect("the service opens its store");
+        });
+        let client = reqwest::Client::builder().no_proxy().timeout(DEADLINE);
+        let client = client.build().expect("build a client");
+        Self { base: format!("http://{address}"), client, folder, stop, tasks }
+    }
+
+    /// Stops the service and gives its folder back; fails if it does not drain.
+    pub(crate) async fn stop(mut self) -> TempDir {
+        self.stop.send(()).expect("the service waits for its stop");
+        let ended = tokio::time::timeout(DEADLINE, self.tasks.join_next()).await;
+        ended.expect("the service drains").expect("one task").expect("it ends without a panic");
+        self.folder
+    }
+
+    pub(crate) fn database(&self) -> PathBuf {
+        database(&self.folder)
+    }
+
+    pub(crate) fn request(&self, method: Method, path: &str) -> RequestBuilder {
+        self.client.request(method, format!("{}{path}", self.base))
+    }
+
+    pub(crate) async fn get(&self, path: &str) -> Answer {
+        Answer::of(self.request(Method::GET, path)).await
+    }
+
+    pub(crate) async fn post(&self, path: &str, body: &Value) -> Answer {
+        Answer::of(self.request(Method::POST, path).json(body)).await
+    }
+
+    pub(crate) async fn post_if(
+        &self,
+        path: &str,
+        body: &Value,
+        header: &str,
+        condition: &str,
+    ) -> Answer {
+        let request = self.request(Method::POST, path).header(header, condition);
+        Answer::of(request.json(body)).await
+    }
+
+    pub(crate) async fn delete(&self, path: &str) -> Answer {
+        Answer::of(self.request(Method::DELETE, path)).await
+    }
+
+    /// A contact's path and ETag.
+    pub(crate) async fn create(&self, first_name: &str) -> (String, String) {
+        let answer = self.post("/api/contacts", &john(first_name)).await;
+        assert_eq!(answer.status, StatusCode::CREATED, "{}", answer.text);
+        (answer.header("location"), answer.header("etag"))
+    }
+
+    /// Everything in the outbox, in the order in which it was appended.
+    pub(crate) async fn outbox(&self) -> Vec<Record> {
+        let store = SqliteStore::open(SqliteOptions::new(self.database())).await;
+        let store = store.expect("open the store");
+        let consumer = ConsumerName::new("test").expect("a valid name");
+        let limit = BatchLimit { records: 10_000, bytes: usize::MAX };
+        let mut records = Vec::new();
+        for partition in store.partitions(&consumer).await.expect("list the partitions") {
+            let page = store.read(&partition, &Position::START, limit).await;
+            for entry in page.expect("read the partition").entries {
+                match entry {
+                    Entry::Record(record) => records.push(record),
+                    Entry::Malformed(bad) => panic!("malformed record: {}", bad.reason),
+                }
+            }
+        }
+        records.sort_by(|a, b| a.position.as_bytes().cmp(b.position.as_bytes()));
+        records
+    }
+
+    /// The types of the events in the outbox.
+    pub(crate) async fn event_types(&self) -> Vec<String> {
+        let outbox = self.outbox().await;
+        outbox.iter().map(|record| record.event.event_type().to_string()).collect()
+    }
+}
+
+fn database(folder: &TempDir) -> PathBuf {
+    folder.path().join("contacts.db")
+}
+
+/// The article's contact, under another first name.
+pub(crate) fn john(first_name: &str) -> Value {
+    json!({
+        "firstName": first_name, "lastName": "Doe", "email": "johndoe@contoso.com",
+        "description": "This is a contact", "companyName": "Contoso",
+    })
+}
+
+/// An answer, read to its end.
+#[derive(Debug)]
+pub(crate) struct Answer {
+    pub(crate) status: StatusCode,
+    headers: reqwest::header::HeaderMap,
+    pub(crate) text: String,
+}
+
+impl Answer {
+    pub(crate) async fn of(request: RequestBuilder) -> Self {
+        let response: Response = request.send().await.expect("the service answers");
+        let status = response.status();
+        let headers = response.headers().clone();
+        let text = response.text().await.expect("the answer is text");
+        Self { status, headers, text }
+    }
+
+    pub(crate) fn json(&self) -> Value {
+        serde_json::from_str(&self.text).expect("the answer is JSON")
+    }
+
+    pub(crate) fn has_header(&self, name: &str) -> bool {
+        self.headers.contains_key(name)
+    }
+
+    pub(crate) fn header(&self, name: &str) -> String {
+        let value = self.headers.get(name).unwrap_or_else(|| panic!("no {name}: {self:?}"));
+        value.to_str().expect("a header of text").to_owned()
+    }
+
+    /// Checks that this is a whole problem document of a status, and gives it.
+    #[track_caller]
+    pub(crate) fn problem(&self, status: u16) -> Value {
+        assert_eq!(self.status.as_u16(), status, "{}", self.text);
+        assert_eq!(self.header("content-type"), "application/problem+json");
+        let problem = self.json();
+        assert_eq!(problem["status"], status);
+        for member in ["type", "title", "detail", "instance", "traceId"] {
+            let text = problem[member].as_str().unwrap_or_default();
+            assert!(!text.is_empty(), "{member} is missing: {problem}");
+        }
+        problem
+    }
+
+    /// The fields that a validation problem names, in order.
+    #[track_caller]
+    pub(crate) fn invalid_fields(&self) -> Vec<String> {
+        let problem = self.problem(400);
+        let errors = problem["errors"].as_object();
+        let errors = errors.unwrap_or_else(|| panic!("no errors by field: {problem}"));
+        errors.keys().cloned().collect()
+    }
+}

@@ -1,0 +1,11 @@
+//! The sample service through real HTTP, on a real SQLite file.
+
+mod browser;
+mod concurrency;
+mod endpoints;
+mod events;
+mod harness;
+mod page;
+mod receiver;
+mod refusals;
+mod server;
