@@ -1,8 +1,12 @@
 //! The SQLite store against real files: one binary for all of its tests.
 
 mod append;
+mod documents;
 mod errors;
 mod feed;
+mod inbox;
 mod plain_sql;
+mod processes;
 mod relay;
 mod support;
+mod wakeup;
