@@ -198,6 +198,9 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("the process said:\n{}", self.seen());
+        }
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -296,7 +299,11 @@ fn receive(
     let (mut id, mut length) = (String::new(), 0);
     loop {
         let mut line = String::new();
-        if reader.read_line(&mut line)? == 0 || line == "\r\n" {
+        if reader.read_line(&mut line)? == 0 {
+            // Only looked whether somebody is here.
+            return Ok(());
+        }
+        if line == "\r\n" {
             break;
         }
         let (name, value) = line.split_once(':').unwrap_or_default();
