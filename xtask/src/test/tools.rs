@@ -1,7 +1,7 @@
 //! What the steps need beside a Rust toolchain, and how it is installed.
 //!
-//! What lives here: the browser and its driver (Debian packages) and `cargo-deny`. What does not:
-//! starting anything.
+//! What lives here: the browser, its driver and curl (Debian packages) and `cargo-deny`. What does
+//! not: starting anything.
 //! Invariant: what is there is used as it is; what is missing is installed or named, with the
 //! command that installs it.
 
@@ -17,6 +17,7 @@ use crate::workspace::Workspace;
 const PROGRAMS: &[(&[&str], &str)] = &[
     (&["chromium", "chromium-browser", "google-chrome"], "chromium"),
     (&["chromedriver"], "chromium-driver"),
+    (&["curl"], "curl"),
 ];
 
 /// Seconds to wait for another package installation to end.
