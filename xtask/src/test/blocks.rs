@@ -11,7 +11,7 @@ use std::process::Command;
 use anyhow::{Context, Result};
 
 use super::tally::Tally;
-use super::{Outcome, settings};
+use super::{Outcome, settings, steps};
 use crate::process;
 use crate::workspace::{TextFile, Workspace};
 
@@ -25,14 +25,10 @@ const MOST_SECONDS: &str = "120";
 
 /// Runs every page that has such blocks.
 pub(super) fn run(workspace: &Workspace) -> Result<Outcome> {
-    // What the tests built is what they tested: integration tests bring the binary with them.
-    let mut build = workspace.cargo();
-    build.args(["test", "--workspace", "--all-features", "--locked", "--no-run", "--tests"]);
-    let built = process::run("build", &mut build)?;
-    if !built.status.success() {
-        return Ok(Outcome::Failed(Tally::default(), built.output));
-    }
-    let target = workspace.target()?.join("debug");
+    let target = match steps::test_binaries(workspace)? {
+        Ok(folder) => folder,
+        Err(output) => return Ok(Outcome::Failed(Tally::default(), output)),
+    };
     let mut tally = Tally::default();
     let mut output = String::new();
     match settings::undocumented(workspace, &target.join("postrider"))? {

@@ -4,6 +4,7 @@
 //! Invariant: every step builds the whole workspace with all features, so that foreign crates are
 //! built once for all of them; to add a step is to add a row.
 
+use std::path::PathBuf;
 use std::process::Command;
 
 use anyhow::Result;
@@ -112,6 +113,20 @@ fn doctest(workspace: &Workspace) -> Result<Outcome> {
     let mut command = workspace.cargo();
     command.args(["test", "--doc", "--workspace", "--all-features", "--locked"]);
     judged("doctest", command.arg("--no-fail-fast"))
+}
+
+/// The folder with the binaries of the tests' own build, or the output that shows why there is none.
+///
+/// Steps that run a binary take it from here: integration tests bring it with them, and a build
+/// with another profile or other features would take longer than all tests.
+pub(super) fn test_binaries(workspace: &Workspace) -> Result<Result<PathBuf, String>> {
+    let mut build = workspace.cargo();
+    build.args(["test", "--workspace", "--all-features", "--locked", "--no-run", "--tests"]);
+    let built = process::run("build", &mut build)?;
+    if !built.status.success() {
+        return Ok(Err(built.output));
+    }
+    Ok(Ok(workspace.target()?.join("debug")))
 }
 
 /// Runs a command of an optional component of the toolchain.
