@@ -66,12 +66,9 @@ pub(crate) fn raise(tx: &Transaction<'_>, count: u32) -> Result<()> {
             |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)),
         )
         .map_err(failed(place))?;
-    if count == old {
-        return Ok(());
-    }
-    if count < old || !count.is_multiple_of(old) || count > MAX_PARTITIONS {
+    if count <= old || !count.is_multiple_of(old) || count > MAX_PARTITIONS {
         return Err(Error::permanent(format!(
-            "{old} partitions cannot become {count}; give a multiple of {old} up to \
+            "{old} partitions cannot become {count}; give a larger multiple of {old} up to \
              {MAX_PARTITIONS}, so that every key moves as a whole"
         )));
     }

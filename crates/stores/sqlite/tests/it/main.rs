@@ -1,6 +1,7 @@
 //! The SQLite store against real files: one binary for all of its tests.
 
 mod append;
+mod conformance;
 mod documents;
 mod errors;
 mod feed;
