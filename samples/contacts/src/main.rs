@@ -3,6 +3,7 @@
 //! What lives here: flags, environment and signals. What does not: anything that the service does.
 //! Invariant: it ends with 0 after a stop that was asked for, and with a reason otherwise.
 
+use std::future::Future;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -12,7 +13,6 @@ use clap::{Parser, ValueEnum};
 use postrider::Secret;
 use postrider_sample_contacts::{Config, Preconditions, StoreConfig, serve};
 use tokio::net::TcpListener;
-use tokio::signal::unix::{SignalKind, signal};
 
 /// Contacts, and events of their changes in an outbox that `postrider run` delivers.
 #[derive(Debug, Parser)]
@@ -54,7 +54,8 @@ impl From<Args> for Config {
         };
         let preconditions =
             if args.require_if_match { Preconditions::Required } else { Preconditions::Optional };
-        let webhook_secrets = args.webhook_secret.into_iter().map(Secret::new).collect();
+        let secrets = args.webhook_secret.into_iter().filter(|secret| !secret.is_empty());
+        let webhook_secrets = secrets.map(Secret::new).collect();
         Self { store, preconditions, webhook_secrets }
     }
 }
@@ -71,13 +72,29 @@ async fn main() -> anyhow::Result<()> {
     let listener =
         TcpListener::bind(listen).await.with_context(|| format!("listen on {listen}"))?;
     let address = listener.local_addr().context("read the listener's address")?;
-    let mut terminate = signal(SignalKind::terminate()).context("listen for SIGTERM")?;
-    let stop = async move {
+    let terminated = terminated()?;
+    let stop = async {
         tokio::select! {
-            _ = terminate.recv() => {}
+            () = terminated => {}
             _ = tokio::signal::ctrl_c() => {}
         }
     };
     println!("contacts on http://{address}");
     serve(listener, args.into(), stop).await
+}
+
+/// Completes when the process is asked to end by SIGTERM, as service supervisors do.
+#[cfg(unix)]
+fn terminated() -> anyhow::Result<impl Future<Output = ()>> {
+    use tokio::signal::unix::{SignalKind, signal};
+    let mut terminate = signal(SignalKind::terminate()).context("listen for SIGTERM")?;
+    Ok(async move {
+        terminate.recv().await;
+    })
+}
+
+/// Other systems have no such signal.
+#[cfg(not(unix))]
+fn terminated() -> anyhow::Result<impl Future<Output = ()>> {
+    Ok(std::future::pending())
 }

@@ -1,6 +1,6 @@
 //! Whether the process lives, and whether it can serve.
 //!
-//! What lives here: the two probes. What does not: the relay's own readiness, which it tells itself.
+//! What lives here: the two probes. What does not: the relay's readiness, which it tells itself.
 //! Invariant: ready means that the store just answered.
 
 use axum::extract::State;

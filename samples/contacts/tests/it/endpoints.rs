@@ -1,5 +1,6 @@
 //! Every row of the endpoint table, and every rule of validation.
 
+use postrider::sqlite::rusqlite::Connection;
 use postrider_sample_contacts::Preconditions;
 use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
@@ -362,6 +363,9 @@ async fn delete_hides_the_contact_and_a_second_one_finds_none() {
     Answer::of(known).await.problem(404);
     service.delete(MISSING).await.problem(404);
     assert_eq!(service.get("/api/contacts").await.json()["items"], json!([]));
+    let kept = "SELECT count(*) FROM postrider_document WHERE deleted = 1";
+    let database = Connection::open(service.database()).unwrap();
+    assert_eq!(database.query_row(kept, [], |row| row.get::<_, u32>(0)).unwrap(), 1);
     let types = ["ContactCreatedEvent", "ContactEmailUpdatedEvent", "ContactDeletedEvent"];
     assert_eq!(service.event_types().await, types);
     service.stop().await;

@@ -6,6 +6,7 @@ mod endpoints;
 mod events;
 mod harness;
 mod page;
+mod readme;
 mod receiver;
 mod refusals;
 mod server;
