@@ -11,3 +11,5 @@ mod processes;
 mod relay;
 mod support;
 mod wakeup;
+#[cfg(feature = "sqlx")]
+mod with_sqlx;
