@@ -7,6 +7,8 @@
 //! that it says the same of every implementation; every behaviour is listed by its macro.
 
 pub mod clock;
+pub mod faulty;
+pub mod oracle;
 pub mod samples;
 pub mod sink;
 pub mod source;

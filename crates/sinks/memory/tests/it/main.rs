@@ -4,6 +4,7 @@
 //! every sink.
 //! Invariant: the two harnesses differ in how many events of a key a call takes.
 
+mod faulty;
 mod harness;
 mod scripts;
 

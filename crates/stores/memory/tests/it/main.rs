@@ -3,6 +3,7 @@
 //! What lives here: the harness and the list of files. What does not: behaviours of every store.
 //! Invariant: time moves by hand, so that no test waits for a clock.
 
+mod faulty;
 mod harness;
 
 use harness::MemoryHarness;
