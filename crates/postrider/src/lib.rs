@@ -72,3 +72,7 @@ pub use relay::{Relay, Subscription, SystemClock};
 #[cfg(all(doctest, feature = "relay", feature = "sqlite", feature = "jsonl"))]
 #[doc = include_str!("../../../docs/unit-of-work.md")]
 mod unit_of_work_guide {}
+
+#[cfg(all(doctest, feature = "sqlite"))]
+#[doc = include_str!("../../../docs/stores/sqlite.md")]
+mod sqlite_guide {}
