@@ -12,6 +12,12 @@ use postrider_core::{ContentType, Error, EventType, Headers, Key, NewEvent, Resu
 /// Name of the header that carries [`DomainEvent::VERSION`].
 pub const EVENT_VERSION: &str = "event-version";
 
+/// What `serde` can write as JSON. It stands between the two so that the compiler, where a derive of
+/// `Serialize` is missing, says so and does not speak of a sealed trait.
+pub trait ToJson: serde::Serialize {}
+
+impl<T: serde::Serialize> ToJson for T {}
+
 /// Something that happened, ready to be told to others. Derive it:
 /// `#[derive(serde::Serialize, DomainEvent)]`.
 #[diagnostic::on_unimplemented(
@@ -19,7 +25,7 @@ pub const EVENT_VERSION: &str = "event-version";
     label = "not a domain event",
     note = "derive it: `#[derive(serde::Serialize, DomainEvent)]` with `#[event(…)]`"
 )]
-pub trait DomainEvent: serde::Serialize {
+pub trait DomainEvent: ToJson {
     /// What happened, for example `OrderPlaced`; the message's type or subject.
     const TYPE: &'static str;
     /// The version of the payload's shape, from 1; travels in the header [`EVENT_VERSION`].

@@ -18,7 +18,7 @@ mod repository;
 mod unit_of_work;
 
 pub use changes::{Changes, Removal};
-pub use domain_event::{DomainEvent, EVENT_VERSION, EventOf};
+pub use domain_event::{DomainEvent, EVENT_VERSION, EventOf, ToJson};
 pub use entity::Entity;
 pub use envelope::{DOMAIN_EVENT, Envelope};
 pub use error::{BoxError, CommitError};

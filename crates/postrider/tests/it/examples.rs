@@ -96,10 +96,11 @@ fn relay_embedded() {
     for file in ["first.jsonl", "second.jsonl"] {
         let text = std::fs::read_to_string(folder.path().join(file)).unwrap();
         for parcel in 1..=5 {
+            let key = serde_json::Value::from(parcel.to_string());
             let steps: Vec<u64> = text
                 .lines()
                 .map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap())
-                .filter(|line| line["key"] == parcel.to_string())
+                .filter(|line| line["key"] == key)
                 .map(|line| line["data"]["step"].as_u64().unwrap())
                 .collect();
             assert_eq!(steps, [1, 2, 3, 4], "parcel {parcel} in {file}");

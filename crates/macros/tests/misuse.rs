@@ -1,6 +1,8 @@
 //! Mistakes that must not compile, with messages that name the remedy.
 //!
-//! What lives here: the run over `tests/misuse`. What does not: the programs.
+//! What lives here: the run over `tests/misuse`; the programs name the façade alone, as users do.
+//! They stand beside the derives and not beside the façade, so that they are always compiled with
+//! its default features. What does not: programs that compile.
 //! Invariant: each program fails for the one reason that its file's name gives.
 
 #[test]
