@@ -40,11 +40,8 @@ impl Output {
             Self::File(file) => {
                 file.append(lines).map_err(|cause| Failure::new("append to the file", cause))
             }
-            Self::Stream { writer, torn } => {
-                let written = write_stream(writer, *torn, lines);
-                *torn = written.is_err();
-                written.map_err(|cause| Failure::new("write to the output", cause))
-            }
+            Self::Stream { writer, torn } => write_stream(writer, torn, lines)
+                .map_err(|cause| Failure::new("write to the output", cause)),
         }
     }
 
@@ -58,12 +55,25 @@ impl Output {
     }
 }
 
-/// After a failure some bytes of a line may be out already: they are ended first.
-fn write_stream(writer: &mut dyn Write, torn: bool, lines: &[u8]) -> io::Result<()> {
-    if torn {
+/// Writes and flushes whole lines; `torn` tells whether the last byte that went out is within one.
+/// A line left unfinished by a failure is ended first.
+fn write_stream(writer: &mut dyn Write, torn: &mut bool, lines: &[u8]) -> io::Result<()> {
+    if *torn {
         writer.write_all(b"\n")?;
+        *torn = false;
     }
-    writer.write_all(lines)?;
+    let mut rest = lines;
+    while !rest.is_empty() {
+        match writer.write(rest) {
+            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+            Ok(count) => {
+                *torn = rest[..count].last() != Some(&b'\n');
+                rest = &rest[count..];
+            }
+            Err(cause) if cause.kind() == io::ErrorKind::Interrupted => {}
+            Err(cause) => return Err(cause),
+        }
+    }
     writer.flush()
 }
 

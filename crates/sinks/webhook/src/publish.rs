@@ -8,6 +8,7 @@ use std::collections::HashSet;
 use std::fmt;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -56,6 +57,7 @@ pub struct Webhook {
     concurrency: usize,
     connect_timeout: Duration,
     clock: Arc<dyn Clock>,
+    closed: AtomicBool,
 }
 
 impl Webhook {
@@ -87,11 +89,15 @@ impl Webhook {
             connect_timeout: Duration::from_millis(config.connect_timeout_ms),
             target,
             clock,
+            closed: AtomicBool::new(false),
         })
     }
 
     /// Sends one event and waits for the status of the answer.
     async fn send(&self, record: &Record) -> Result<()> {
+        if self.closed.load(Ordering::Acquire) {
+            return Err(Error::transient("the webhook sink is closed"));
+        }
         let url = self.target.url(&record.event)?;
         let message = self.encoder.encode(record);
         let mut headers = self.fixed_headers.clone();
@@ -235,7 +241,9 @@ impl Sink for Webhook {
         Ok(())
     }
 
+    /// Sends nothing more. There is nothing to flush: each event was confirmed on its own.
     async fn close(&self) -> Result<()> {
+        self.closed.store(true, Ordering::Release);
         Ok(())
     }
 }

@@ -10,6 +10,7 @@ mod failures;
 mod guide;
 mod receiver;
 mod signatures;
+mod suite;
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};

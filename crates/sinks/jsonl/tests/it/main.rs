@@ -1,8 +1,11 @@
 //! The sink from the outside: what is published stands in the file, byte for byte.
 //!
-//! What lives here: behaviour through `Sink`. What does not: failures injected below the file
-//! (`log_file.rs`).
+//! What lives here: behaviour through `Sink`, of this sink alone and by the shared suite
+//! (`suite.rs`). What does not: failures injected below the file (`log_file.rs`).
 //! Invariant: every line is read back by an independent JSON parser.
+
+mod guide;
+mod suite;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Write};
