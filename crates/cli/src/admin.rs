@@ -18,6 +18,7 @@ use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
 use postrider_core::{Clock, RelayStore};
 use postrider_relay::{RelayStatus, SystemClock};
 use tokio::net::TcpListener;
+use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use crate::config::AdminConfig;
@@ -77,11 +78,22 @@ struct Admin {
     status: RelayStatus,
 }
 
-/// Serves until `stop`.
-///
-/// # Errors
-/// When the listener fails.
-pub(crate) async fn serve(
+/// Serves beside the relay, until `stop`.
+pub(crate) fn spawn(
+    tasks: &mut JoinSet<()>,
+    listener: TcpListener,
+    metrics: PrometheusHandle,
+    status: RelayStatus,
+    stop: CancellationToken,
+) {
+    tasks.spawn(async move {
+        if let Err(error) = serve(listener, metrics, status, stop).await {
+            tracing::error!(error = format!("{error:#}"), "the admin listener ended");
+        }
+    });
+}
+
+async fn serve(
     listener: TcpListener,
     metrics: PrometheusHandle,
     status: RelayStatus,

@@ -25,6 +25,7 @@ Exit codes:
   130  stopped by a second signal before the drain was over
 
 Examples:
+  postrider demo                                 see it work, without any server
   postrider init && postrider run                create the tables, then deliver events
   postrider status                               where everything stands
   postrider dead-letters list --state parked     what needs a person";
@@ -82,6 +83,9 @@ pub(crate) enum Color {
 /// The commands.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
+    /// Run a contacts service, a relay and a receiver in this process, to see events arrive
+    #[cfg(feature = "demo")]
+    Demo(DemoArgs),
     /// Create the outbox and everything beside it in the source's database
     Init(InitArgs),
     /// Deliver events until SIGTERM or SIGINT; a second signal stops at once
@@ -105,6 +109,18 @@ pub(crate) enum Command {
     Config(ConfigCommand),
     /// Print completions for a shell
     Completions(CompletionsArgs),
+}
+
+/// `demo`.
+#[cfg(feature = "demo")]
+#[derive(Debug, Args)]
+pub(crate) struct DemoArgs {
+    /// Keep the data in this folder instead of a temporary one
+    #[arg(long, value_name = "FOLDER")]
+    pub(crate) data: Option<PathBuf>,
+    /// Where the contacts service listens; without it 127.0.0.1:8080 or a free port
+    #[arg(long, value_name = "ADDRESS")]
+    pub(crate) listen: Option<SocketAddr>,
 }
 
 /// `init`.

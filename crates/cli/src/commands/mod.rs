@@ -8,6 +8,8 @@ mod completions;
 mod config;
 mod consumers;
 mod dead_letters;
+#[cfg(feature = "demo")]
+mod demo;
 mod init;
 mod prune;
 mod replay;
@@ -35,6 +37,8 @@ use crate::output::Output;
 pub(crate) fn run(cli: Cli, output: Output) -> Result<ExitCode> {
     let global = cli.global;
     match cli.command {
+        #[cfg(feature = "demo")]
+        Command::Demo(args) => demo::run(&args, output),
         Command::Init(args) => init::run(&global, &args, output),
         Command::Run(args) => run::run(&global, &args),
         Command::Status(args) => status::run(&global, &args, output),

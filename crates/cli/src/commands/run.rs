@@ -13,6 +13,7 @@ use anyhow::{Context, Result};
 use postrider_core::{RelayId, RetentionPolicy, Sink};
 use postrider_relay::{Relay, RelayOptions, Retain, SinkOptions};
 use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
 
 use super::{full_config, open_with};
 use crate::admin;
@@ -84,14 +85,9 @@ async fn deliver(config: &Config, sinks: Vec<OpenSink>, schema: OnSchema) -> Res
     let standing = admin::watch_standing(Arc::clone(&opened.store), metrics.clone(), stop.clone());
     tasks.spawn(standing);
     // The listener answers until the drain is over, so that a probe sees the truth to the end.
-    let over = tokio_util::sync::CancellationToken::new();
+    let over = CancellationToken::new();
     if let Some(listener) = listener {
-        let served = admin::serve(listener, metrics, relay.status(), over.clone());
-        tasks.spawn(async move {
-            if let Err(error) = served.await {
-                tracing::error!(error = format!("{error:#}"), "the admin listener ended");
-            }
-        });
+        admin::spawn(&mut tasks, listener, metrics, relay.status(), over.clone());
     }
     let names: Vec<_> = sinks.iter().map(|(sink, _)| sink.name.as_str()).collect();
     tracing::info!(
@@ -109,7 +105,11 @@ async fn deliver(config: &Config, sinks: Vec<OpenSink>, schema: OnSchema) -> Res
     result
 }
 
-fn build(config: &Config, opened: &Opened, sinks: &[OpenSink]) -> Result<Relay> {
+/// The relay of a configuration.
+///
+/// # Errors
+/// When its options can't be run.
+pub(super) fn build(config: &Config, opened: &Opened, sinks: &[OpenSink]) -> Result<Relay> {
     let mut options = RelayOptions::new(config.relay.group.clone(), relay_id()?);
     options.lease_ttl = config.relay.lease_ttl;
     options.drain_timeout = config.relay.drain_timeout;
@@ -127,7 +127,7 @@ fn build(config: &Config, opened: &Opened, sinks: &[OpenSink]) -> Result<Relay> 
 }
 
 /// What the relay has to know of a sink.
-pub(super) fn sink_options(config: &SinkConfig) -> SinkOptions {
+fn sink_options(config: &SinkConfig) -> SinkOptions {
     let mut options = SinkOptions::new(config.name.clone());
     options.from = config.from.clone();
     options.retry = config.retry.clone();
@@ -137,7 +137,7 @@ pub(super) fn sink_options(config: &SinkConfig) -> SinkOptions {
 }
 
 /// Host, process and a random part: unique for each start, and readable in `status`.
-pub(super) fn relay_id() -> Result<RelayId> {
+fn relay_id() -> Result<RelayId> {
     let system = rustix::system::uname();
     let host: String =
         system.nodename().to_string_lossy().chars().filter(|c| !c.is_control()).take(64).collect();

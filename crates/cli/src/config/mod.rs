@@ -65,6 +65,15 @@ pub(crate) fn of_source(path: &str) -> Result<Config, Problems> {
     checked(parse::parse(&text, Path::new("--source"), Demand::Source, Lookup::Resolve)?)
 }
 
+/// A configuration that the program wrote itself; `name` stands for the file in messages.
+///
+/// # Errors
+/// As [`load`].
+#[cfg(feature = "demo")]
+pub(crate) fn of_text(text: &str, name: &str) -> Result<Config, Problems> {
+    checked(parse::parse(text, Path::new(name), Demand::SourceAndSinks, Lookup::Resolve)?)
+}
+
 fn unreadable(file: &Path, error: &std::io::Error) -> Problems {
     let text = match error.kind() {
         std::io::ErrorKind::NotFound => {

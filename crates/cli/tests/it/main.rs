@@ -6,6 +6,8 @@
 #[cfg(feature = "webhook")]
 mod admin;
 mod config;
+#[cfg(feature = "demo")]
+mod demo;
 mod feed;
 mod harness;
 #[cfg(feature = "webhook")]

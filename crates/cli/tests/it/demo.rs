@@ -1,0 +1,47 @@
+//! demo: what a newcomer sees first.
+
+use rustix::process::Signal;
+
+use crate::harness::{Home, address_in, http};
+
+#[test]
+fn a_contact_is_created_and_its_event_arrives() {
+    let home = Home::new();
+    let demo = home.start(&["demo", "--listen", "127.0.0.1:0"]);
+    let address = address_in(&demo.line_with("http://"));
+    let contact = r#"{"firstName":"Ada","lastName":"Lovelace","email":"ada@example.com",
+        "description":"first programmer","companyName":"Analytical Engines"}"#;
+    let (status, _) = http(address, "POST /api/contacts", contact);
+    assert_eq!(status, 201);
+    demo.line_with("ContactCreatedEvent");
+    let folder = demo
+        .seen()
+        .lines()
+        .find_map(|line| line.trim().strip_prefix("data").map(|rest| rest.trim().to_owned()))
+        .expect("the data folder is told");
+    demo.signal(Signal::INT);
+    assert_eq!(demo.ended(), Some(0));
+    assert!(!std::path::Path::new(&folder).exists(), "the temporary folder is removed");
+}
+
+#[test]
+fn a_given_folder_is_kept_and_can_be_looked_into() {
+    let home = Home::new();
+    let demo = home.start(&["demo", "--listen", "127.0.0.1:0", "--data", "kept"]);
+    let address = address_in(&demo.line_with("http://"));
+    let contact = r#"{"firstName":"Ada","lastName":"Lovelace","companyName":"Engines"}"#;
+    assert_eq!(http(address, "POST /api/contacts", contact).0, 201);
+    demo.line_with("ContactCreatedEvent");
+    demo.signal(Signal::TERM);
+    assert_eq!(demo.ended(), Some(0));
+    let tail = ["tail", "--source", "kept/contacts.db", "--from", "oldest", "--no-follow"];
+    assert!(home.postrider(&tail).expect(0).out.contains("ContactCreatedEvent"));
+}
+
+#[test]
+fn a_taken_port_is_an_error_when_it_was_asked_for() {
+    let home = Home::new();
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("bound");
+    let address = taken.local_addr().expect("bound").to_string();
+    home.postrider(&["demo", "--listen", &address]).expect(1).err_has(&["listen on 127.0.0.1:"]);
+}
