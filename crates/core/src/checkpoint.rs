@@ -59,7 +59,8 @@ pub trait Checkpoints: Send + Sync {
     ) -> Result<Option<Checkpoint>>;
 
     /// Moves the checkpoint to `to` and adds the tally, in one fenced write; creates it if there
-    /// is none. Moving to where it stands is allowed.
+    /// is none. Moving to where it stands is allowed and adds no tally, so that a write whose
+    /// outcome is unknown can be repeated.
     ///
     /// # Errors
     /// `Fenced` when the lease was taken over; then nothing was written. `Permanent` when `to`

@@ -54,7 +54,7 @@ pub enum DeadLetterState {
 pub struct NewDeadLetter {
     /// The event with its position, or the unreadable bytes.
     pub entry: Entry,
-    /// `Parked`, `Waiting` or `Skipped`.
+    /// How it begins. A relay that sets a key aside between two attempts begins with `Requeued`.
     pub state: DeadLetterState,
     /// Why, for a person. Without payload or secret.
     pub reason: String,

@@ -20,7 +20,7 @@ use tokio_util::sync::CancellationToken;
 use crate::clock::SystemClock;
 use crate::coordinator::{Work, WorkExit};
 use crate::keeper::Held;
-use crate::options::RelayOptions;
+use crate::options::{Keeper, RelayOptions};
 use crate::reading::{self, ReadFrom, Reading};
 use crate::relay::run_group;
 use crate::status::{PipelineStatus, RelayStatus, SinkState};
@@ -75,6 +75,7 @@ pub struct Subscription {
     source: Arc<dyn Source>,
     store: Arc<dyn RelayStore>,
     clock: Arc<dyn Clock>,
+    keeper: Keeper,
     options: SubscriptionOptions,
     status: RelayStatus,
 }
@@ -88,7 +89,16 @@ impl Subscription {
     ) -> Self {
         let clock: Arc<dyn Clock> = Arc::new(SystemClock);
         let status = RelayStatus::new(Arc::clone(&clock), vec![options.name.clone()]);
-        Self { source, store, clock, options, status }
+        Self { source, store, clock, keeper: Keeper::OwnThread, options, status }
+    }
+
+    /// Another clock, and where leases are renewed by it: a simulation's.
+    #[must_use]
+    pub fn clock(mut self, clock: Arc<dyn Clock>, keeper: Keeper) -> Self {
+        self.status = RelayStatus::new(Arc::clone(&clock), vec![self.options.name.clone()]);
+        self.clock = clock;
+        self.keeper = keeper;
+        self
     }
 
     /// What it is doing; can be cloned and read while it runs.
@@ -112,6 +122,7 @@ impl Subscription {
             .or_else(|_| GroupName::new(self.options.name.as_str()))?;
         let mut options = RelayOptions::new(group, self.options.instance.clone());
         options.lease_ttl = self.options.lease_ttl;
+        options.keeper = self.keeper;
         options.check()?;
         let work = SubscriptionWork {
             source: Arc::clone(&self.source),

@@ -99,8 +99,10 @@ impl Checkpoints for MemoryStore {
             )));
         }
         let standing = ledger.standing_mut(consumer, lease.partition());
+        if standing.position != Some(to) {
+            standing.published += tally.published;
+        }
         standing.position = Some(to);
-        standing.published += tally.published;
         standing.updated_at = now;
         standing.advanced_under = Some((lease.group().clone(), lease.epoch()));
         Ok(())

@@ -201,9 +201,6 @@ impl DeadLetters for MemoryStore {
         consumer: &ConsumerName,
         letters: &[NewDeadLetter],
     ) -> Result<u64> {
-        if letters.iter().any(|letter| letter.state == DeadLetterState::Requeued) {
-            return Err(Error::permanent("a dead letter begins as parked, waiting or skipped"));
-        }
         let now = self.inner.clock.now();
         let mut ledger = self.inner.ledger();
         ledger.fence(lease)?;

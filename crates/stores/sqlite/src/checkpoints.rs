@@ -80,7 +80,7 @@ fn advance(
                  (consumer, partition, position, published, lease_group, updated_ms)
              VALUES (?1, ?2, ?3, ?4, ?5, ?6)
              ON CONFLICT (consumer, partition) DO UPDATE SET position = excluded.position,
-                 published = published + excluded.published,
+                 published = published + iif(position IS excluded.position, 0, excluded.published),
                  lease_group = excluded.lease_group, updated_ms = excluded.updated_ms
              WHERE position IS NULL OR position <= excluded.position",
         )

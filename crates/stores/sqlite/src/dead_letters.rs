@@ -312,9 +312,6 @@ impl DeadLetters for SqliteStore {
         consumer: &ConsumerName,
         letters: &[NewDeadLetter],
     ) -> Result<u64> {
-        if letters.iter().any(|letter| letter.state == DeadLetterState::Requeued) {
-            return Err(Error::permanent("a dead letter begins as parked, waiting or skipped"));
-        }
         let (lease, consumer, letters) = (copy(lease), consumer.clone(), letters.to_vec());
         let now_ms = self.inner.clock.wall_ms();
         self.write_tx(move |tx| {

@@ -1,0 +1,51 @@
+//! What `status` says: ready means that events can flow.
+
+use std::time::Duration;
+
+use crate::world::World;
+
+/// W51: a stall shows within 30 seconds, though the process lives and answers.
+#[tokio::test(start_paused = true)]
+async fn w51_a_stall_shows_within_30_seconds() {
+    let world = World::new(1);
+    let mut options = World::sink_options();
+    options.publish_timeout = Duration::from_secs(3_600);
+    let relay = world.relay_with(World::options("a"), options);
+    world.append_dealt(10, 1);
+    world.until_delivered(10).await;
+    assert!(relay.status.snapshot().ready);
+    world.sink.hold();
+    world.append_dealt(10, 1);
+    world.until("a call waits", |world| world.sink.waiting_calls() == 1).await;
+    tokio::time::sleep(Duration::from_secs(31)).await;
+    let snapshot = relay.status.snapshot();
+    assert!(!snapshot.ready && snapshot.reasons[0].contains("no progress"), "{snapshot:?}");
+    world.sink.release();
+    world.until_delivered(20).await;
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert!(relay.status.snapshot().ready);
+    relay.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_idle_hour_raises_nothing() {
+    let world = World::new(4);
+    let relay = world.relay("a");
+    world.append_dealt(10, 1);
+    world.until_delivered(10).await;
+    for _ in 0..60 {
+        tokio::time::sleep(Duration::from_secs(60)).await;
+        let snapshot = relay.status.snapshot();
+        assert!(snapshot.ready, "{:?}", snapshot.reasons);
+    }
+    relay.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_relay_that_has_not_joined_is_not_ready() {
+    let world = World::new(1);
+    let relay = world.relay("a");
+    assert!(!relay.status.snapshot().ready);
+    world.until("it has joined", |_| relay.status.snapshot().ready).await;
+    relay.stop().await;
+}
