@@ -115,7 +115,7 @@ fn doctest(workspace: &Workspace) -> Result<Outcome> {
     judged("doctest", command.arg("--no-fail-fast"))
 }
 
-/// The folder with the binaries of the tests' own build, or the output that shows why there is none.
+/// The folder with the binaries of the tests' own build, or the output that shows why not.
 ///
 /// Steps that run a binary take it from here: integration tests bring it with them, and a build
 /// with another profile or other features would take longer than all tests.
