@@ -6,6 +6,7 @@
 
 use std::collections::HashSet;
 
+use ahash::AHashSet;
 use postrider_core::limits::MAX_APPEND_EVENTS;
 use postrider_core::{
     DocumentError, DocumentOperation, Error, Event, EventId, NewEvent, Result, SavedDocument,
@@ -36,7 +37,8 @@ struct StagedEvent {
 pub struct MemoryTransaction {
     store: MemoryStore,
     events: Vec<StagedEvent>,
-    ids: HashSet<EventId>,
+    /// Ids that the caller gave; the store's own can't repeat.
+    given: HashSet<EventId>,
     operations: Vec<(String, DocumentOperation)>,
 }
 
@@ -46,7 +48,7 @@ impl MemoryStore {
         MemoryTransaction {
             store: self.clone(),
             events: Vec::new(),
-            ids: HashSet::new(),
+            given: HashSet::new(),
             operations: Vec::new(),
         }
     }
@@ -87,22 +89,23 @@ impl MemoryTransaction {
             )));
         }
         let inner = &self.store.inner;
-        let identified: Vec<Event> =
-            events.iter().map(|new| new.clone().identified(|| inner.fresh_id())).collect();
-        let mut fresh = HashSet::new();
+        let given = || events.iter().filter_map(NewEvent::id);
         if on_duplicate == OnDuplicate::Fail {
+            let mut fresh = HashSet::new();
             let outbox = inner.outbox();
-            for event in &identified {
-                let id = event.id();
-                if self.ids.contains(&id) || outbox.ids.contains(&id) || !fresh.insert(id) {
-                    return Err(duplicate(id));
-                }
+            let mut taken = |id: &EventId| {
+                self.given.contains(id) || outbox.ids.contains(id) || !fresh.insert(*id)
+            };
+            if let Some(id) = given().find(|id| taken(id)) {
+                return Err(duplicate(id));
             }
         }
-        let ids: Vec<EventId> = identified.iter().map(Event::id).collect();
-        for event in identified {
-            let first = self.ids.insert(event.id());
-            if first {
+        let mut ids = Vec::with_capacity(events.len());
+        for new in events {
+            let staged = new.id().is_none_or(|id| self.given.insert(id));
+            let event = new.clone().identified(|| inner.fresh_id());
+            ids.push(event.id());
+            if staged {
                 let key_hash = key_hash(event.key());
                 self.events.push(StagedEvent { event, key_hash, on_duplicate });
             }
@@ -172,7 +175,7 @@ impl MemoryTransaction {
 /// The staged events whose ids are new; an id that must be and is not fails them all.
 fn unrepeated(
     events: Vec<StagedEvent>,
-    kept: &HashSet<EventId>,
+    kept: &AHashSet<EventId>,
 ) -> Result<Vec<StagedEvent>, DocumentError> {
     let repeated = |staged: &StagedEvent| kept.contains(&staged.event.id());
     let failing =

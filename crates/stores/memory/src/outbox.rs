@@ -4,9 +4,10 @@
 //! Invariant: within a partition ULIDs only ever grow, and no row is ever written at or below a
 //! position that was handed out (`promised_ms` remembers the plain times among them).
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use ahash::AHashSet;
 use postrider_core::ulid::{Ulid, UlidAllocator};
 use postrider_core::{
     BatchLimit, Entry, Error, Event, EventId, FeedPage, PartitionId, Position, Record, Result,
@@ -188,7 +189,7 @@ pub(crate) struct Outbox {
     /// Where the newest generation begins in `partitions`.
     newest_from: usize,
     /// Ids of all rows that are kept.
-    pub(crate) ids: HashSet<EventId>,
+    pub(crate) ids: AHashSet<EventId>,
 }
 
 impl Outbox {
@@ -197,7 +198,7 @@ impl Outbox {
             partitions: Vec::new(),
             by_id: HashMap::new(),
             newest_from: 0,
-            ids: HashSet::new(),
+            ids: AHashSet::new(),
         };
         for index in 0..count {
             outbox.add(PartitionId::numbered(index, count), None, Timestamp::default());

@@ -9,7 +9,7 @@ use postrider_core::ulid::Ulid;
 use postrider_core::{HeldLease, Pruned, Result, Retention, RetentionPolicy, Timestamp};
 
 use crate::MemoryStore;
-use crate::outbox::{Outbox, Partition};
+use crate::outbox::{Outbox, Partition, Row};
 
 /// A deque this much larger than its content gives memory back.
 const SPARE_FACTOR: usize = 4;
@@ -32,6 +32,8 @@ impl Retention for MemoryStore {
         let mut outbox = self.inner.outbox_mut();
         let mut pruned = Pruned::default();
         let mut left = policy.batch as usize;
+        // Freed after the lock: payloads are given back without a reader or writer waiting.
+        let mut forgotten = Vec::new();
         for index in 0..outbox.partitions.len() {
             let partition = &outbox.partitions[index];
             let Some(passed) = ledger.slowest(&partition.id) else { break };
@@ -41,7 +43,7 @@ impl Retention for MemoryStore {
             pruned.events += some as u64;
             pruned.more |= some < all;
             if !policy.dry_run {
-                forget(&mut outbox, index, some);
+                forget(&mut outbox, index, some, &mut forgotten);
             }
         }
         pruned.horizon = outbox
@@ -50,6 +52,9 @@ impl Retention for MemoryStore {
             .filter_map(|partition| partition.horizon)
             .min()
             .map(Into::into);
+        drop(outbox);
+        drop(ledger);
+        drop(forgotten);
         Ok(pruned)
     }
 }
@@ -66,12 +71,13 @@ fn prunable(
         .partition_point(|row| row.ulid <= passed && now.since(row.ulid.time()) >= policy.keep)
 }
 
-fn forget(outbox: &mut Outbox, index: usize, rows: usize) {
+fn forget(outbox: &mut Outbox, index: usize, rows: usize, forgotten: &mut Vec<Row>) {
     for _ in 0..rows {
         let partition = &mut outbox.partitions[index];
         let row = partition.rows.pop_front().expect("only counted rows are forgotten");
         partition.horizon = Some(row.ulid);
         outbox.ids.remove(&row.event_id());
+        forgotten.push(row);
     }
     let rows = &mut outbox.partitions[index].rows;
     if rows.capacity() > KEEP_CAPACITY_ROWS.max(rows.len() * SPARE_FACTOR) {

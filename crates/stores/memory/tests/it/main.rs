@@ -5,6 +5,7 @@
 
 mod faulty;
 mod harness;
+mod particular;
 
 use harness::MemoryHarness;
 
