@@ -40,9 +40,6 @@ fn classify(code: i32, message: &str) -> (ErrorKind, &'static str) {
             ErrorKind::Permanent,
             "the database file cannot be opened; check that its folder exists and can be written",
         ),
-        ffi::SQLITE_PERM | ffi::SQLITE_AUTH => {
-            (ErrorKind::Permanent, "the operation is not permitted; check the rights on the file")
-        }
         ffi::SQLITE_IOERR => {
             (ErrorKind::Transient, "reading or writing the disk failed; check it, then try again")
         }
@@ -99,5 +96,31 @@ pub(crate) fn sqlx_error(place: &str, error: sqlx::Error) -> Error {
         Some(code) => compose(place, code, &error.to_string()).with_source(error),
         None => Error::transient(format!("{place}: the connection failed; try again"))
             .with_source(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Rows that no test can bring about on a healthy disk; the others are met for real in
+    /// `tests/it/errors.rs`.
+    #[test]
+    fn rare_codes_have_their_reactions() {
+        for (code, kind, says) in [
+            (ffi::SQLITE_IOERR_READ, ErrorKind::Transient, "disk failed"),
+            (ffi::SQLITE_IOERR_FSYNC, ErrorKind::Transient, "disk failed"),
+            (ffi::SQLITE_NOMEM, ErrorKind::Transient, "try again"),
+            (ffi::SQLITE_PROTOCOL, ErrorKind::Transient, "try again"),
+            (ffi::SQLITE_LOCKED_SHAREDCACHE, ErrorKind::Transient, "locked"),
+            (ffi::SQLITE_PERM, ErrorKind::Permanent, "refused"),
+        ] {
+            let cause = rusqlite::Error::SqliteFailure(ffi::Error::new(code), None);
+            let error = sqlite_error("read", cause);
+            assert_eq!(error.kind(), kind, "{code}");
+            assert!(error.to_string().contains(says), "{error}");
+        }
+        let strange = sqlite_error("read", rusqlite::Error::QueryReturnedNoRows);
+        assert_eq!(strange.kind(), ErrorKind::Corrupt);
     }
 }

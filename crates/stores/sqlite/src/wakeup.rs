@@ -14,7 +14,6 @@ use tokio::time::Instant;
 
 use crate::config::SqliteOptions;
 use crate::connections::connect;
-use crate::error::failed;
 use crate::positions;
 
 /// The look-out's first and longest pause; each look without news doubles it.
@@ -43,23 +42,27 @@ impl LookOut {
         let options = options.clone().busy_timeout(Duration::ZERO);
         let connection = connect(&options)?;
         let mut look_out = Self { connection, data_version: -1, head_seq: -1 };
-        look_out.look()?;
+        look_out.stirred();
+        look_out.moved()?;
         Ok(look_out)
     }
 
-    /// Whether the head moved since the last look. Reads shared memory, and the newest row when
-    /// anything was committed.
-    fn look(&mut self) -> Result<bool> {
-        let found: i64 = self
+    /// Whether any connection has committed since the last look. Reads shared memory and waits for
+    /// nothing: microseconds, so that it needs no thread. A failed look is no news: readers poll
+    /// and meet the fault themselves.
+    fn stirred(&mut self) -> bool {
+        let found = self
             .connection
             .prepare_cached("PRAGMA data_version")
-            .and_then(|mut statement| statement.query_row([], |row| row.get(0)))
-            .map_err(failed("look for news"))?;
-        if found == self.data_version {
-            return Ok(false);
-        }
+            .and_then(|mut statement| statement.query_row([], |row| row.get::<_, i64>(0)));
+        let stirred = found.as_ref().is_ok_and(|found| *found != self.data_version);
+        self.data_version = found.unwrap_or(self.data_version);
+        stirred
+    }
+
+    /// Whether the head moved since the last look; leases and checkpoints do not move it.
+    fn moved(&mut self) -> Result<bool> {
         let head = positions::head(&self.connection)?.unwrap_or_default();
-        self.data_version = found;
         let moved = head.seq != self.head_seq;
         self.head_seq = head.seq;
         Ok(moved)
@@ -105,6 +108,9 @@ impl Wakeup {
         loop {
             tokio::time::sleep(pause).await;
             pause = (pause * 2).min(LOOK_IDLE);
+            if held.as_mut().is_some_and(|look_out| !look_out.stirred()) {
+                continue;
+            }
             let kept = held.take();
             let options = self.options.clone();
             let look = tokio::task::spawn_blocking(move || {
@@ -112,8 +118,7 @@ impl Wakeup {
                     Some(look_out) => look_out,
                     None => LookOut::open(&options).ok()?,
                 };
-                // A failed look is no news: readers poll and meet the fault themselves.
-                let news = look_out.look().unwrap_or(false);
+                let news = look_out.moved().unwrap_or(false);
                 Some((look_out, news))
             });
             let Ok(Some((look_out, news))) = look.await else { continue };
