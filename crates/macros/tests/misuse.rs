@@ -5,6 +5,8 @@
 //! its default features. What does not: programs that compile.
 //! Invariant: each program fails for the one reason that its file's name gives.
 
+/// Case O9: an append that outlives its transaction is among them (`append_after_commit`,
+/// `append_borrows_for_later`, `append_outlives_its_transaction`).
 #[test]
 fn mistakes_do_not_compile_and_name_the_remedy() {
     trybuild::TestCases::new().compile_fail("tests/misuse/*.rs");

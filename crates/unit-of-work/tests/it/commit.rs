@@ -303,9 +303,57 @@ async fn a_failed_commit_is_repeated_with_the_same_ids() {
     let Err(CommitError::Store(error)) = work.commit().await else { panic!("committed") };
     assert_eq!(error.kind(), ErrorKind::Transient);
 
+    world.pass_an_hour();
     let committed = work.commit().await.unwrap();
     assert_eq!(committed.events(), [raised[0].id]);
-    assert_eq!(world.events().await[1].id(), raised[0].id);
+    let event = &world.events().await[1];
+    assert_eq!(event.id(), raised[0].id);
+    assert_eq!(json(event)["createdAt"], "2021-09-22T09:37:37.302Z", "the first try's time");
+}
+
+/// Case O19: two requests change one entity from the same version; one wins, and the other, told to
+/// read again, loses nothing.
+#[tokio::test]
+async fn of_two_changes_of_one_version_one_has_to_read_again() {
+    let world = with_john().await;
+    let (mut renamed, version) = world.read::<Contact>("c1").await;
+    let (mut mailed, _) = world.read::<Contact>("c1").await;
+    renamed.rename(Name::new("Jane", "Doe"));
+    mailed.change_email("jane@contoso.com");
+    let (mut first, mut second) = (world.unit_of_work(), world.unit_of_work());
+    first.update(renamed, version.clone());
+    second.update(mailed, version);
+    let outcomes = [first.commit().await, second.commit().await];
+    assert!(
+        matches!(outcomes, [Ok(_), Err(CommitError::PreconditionFailed { .. })]),
+        "{outcomes:?}"
+    );
+    let (mut mailed, version) = world.read::<Contact>("c1").await;
+    mailed.change_email("jane@contoso.com");
+    let mut again = world.unit_of_work();
+    again.update(mailed, version);
+    again.commit().await.unwrap();
+    let (contact, _) = world.read::<Contact>("c1").await;
+    assert_eq!(
+        (contact.name(), contact.email()),
+        (&Name::new("Jane", "Doe"), Some("jane@contoso.com"))
+    );
+    assert_eq!(world.events().await.len(), 3);
+}
+
+/// Case O61: two identical events in one commit are two events.
+#[tokio::test]
+async fn two_identical_events_of_one_commit_are_both_delivered() {
+    let world = World::new();
+    let mut account = Account::open(1, "c1");
+    account.pay_in(5);
+    account.pay_in(5);
+    let mut work = world.unit_of_work();
+    work.create(account);
+    work.commit().await.unwrap();
+    let events = world.events().await;
+    assert_eq!(events.len(), 2);
+    assert_ne!(events[0].id(), events[1].id());
 }
 
 #[tokio::test]

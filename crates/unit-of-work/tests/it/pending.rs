@@ -92,6 +92,7 @@ fn ids_are_of_version_7_and_debug_shows_no_payload() {
     assert!(text.contains("ContactNameUpdatedEvent") && !text.contains("Secret"), "{text}");
 }
 
+/// Case O61: a message's type is what was written, so that renaming the struct changes nothing.
 #[test]
 fn the_derives_say_what_was_written() {
     assert_eq!(Contact::TYPE, "contact");

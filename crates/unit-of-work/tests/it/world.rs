@@ -4,7 +4,7 @@
 //! answer, and that counts its calls. What does not: any rule of the unit of work.
 //! Invariant: a fault is used up by one commit.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -19,12 +19,13 @@ use postrider_unit_of_work::{Entity, EntityRead, Repository, UnitOfWork};
 /// 2021-09-22T09:37:37.302Z, the moment in the article.
 pub(crate) const NOW_MS: u64 = 1_632_303_457_302;
 
-struct StoppedClock;
+/// Stands still until a test moves it.
+pub(crate) struct SetClock(AtomicU64);
 
 #[async_trait]
-impl Clock for StoppedClock {
+impl Clock for SetClock {
     fn now(&self) -> Timestamp {
-        Timestamp::from_millis(NOW_MS)
+        Timestamp::from_millis(self.0.load(Ordering::Relaxed))
     }
 
     fn elapsed(&self) -> Duration {
@@ -45,18 +46,25 @@ pub(crate) enum Fault {
 
 pub(crate) struct World {
     model: MemoryStore,
+    clock: Arc<SetClock>,
     commits: AtomicUsize,
     fault: Mutex<Option<Fault>>,
 }
 
 impl World {
     pub(crate) fn new() -> Arc<Self> {
-        let model = MemoryStore::new(1, Arc::new(StoppedClock));
-        Arc::new(Self { model, commits: AtomicUsize::new(0), fault: Mutex::default() })
+        let clock = Arc::new(SetClock(AtomicU64::new(NOW_MS)));
+        let model = MemoryStore::new(1, clock.clone());
+        Arc::new(Self { model, clock, commits: AtomicUsize::new(0), fault: Mutex::default() })
     }
 
     pub(crate) fn unit_of_work(self: &Arc<Self>) -> UnitOfWork<Self> {
-        UnitOfWork::new(Arc::clone(self), Arc::new(StoppedClock))
+        UnitOfWork::new(Arc::clone(self), self.clock.clone())
+    }
+
+    /// Lets an hour go by.
+    pub(crate) fn pass_an_hour(&self) {
+        self.clock.0.fetch_add(60 * 60 * 1_000, Ordering::Relaxed);
     }
 
     pub(crate) fn repository<T: Entity>(self: &Arc<Self>) -> Repository<T, Self> {
