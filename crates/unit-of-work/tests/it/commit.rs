@@ -250,6 +250,9 @@ async fn an_empty_id_is_refused_before_the_store_is_called() {
     let mut work = world.unit_of_work();
     work.create(Contact::new("", Name::new("John", "Doe")));
     assert!(matches!(work.commit().await, Err(CommitError::Invalid(_))));
+    let mut work = world.unit_of_work();
+    work.create(Account::open(1, ""));
+    assert!(matches!(work.commit().await, Err(CommitError::Invalid(_))));
     assert_eq!(world.commits(), 0);
 }
 
