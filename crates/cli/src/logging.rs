@@ -4,14 +4,18 @@
 //! Invariant: logs never go to standard output, which belongs to the command's answer.
 
 use std::io::IsTerminal;
+use std::sync::Arc;
 
 use anyhow::{Context, Result};
+use postrider_core::Sink;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{EnvFilter, Layer, Registry};
 
 use crate::config::{LogConfig, TraceConfig};
 use crate::exit::Usage;
+#[cfg(feature = "otlp")]
+use crate::otlp;
 use crate::output::colors_wanted;
 
 /// Overrides the level that the configuration or the command chose.
@@ -24,6 +28,16 @@ pub(crate) struct Tracing {
 }
 
 impl Tracing {
+    /// The sink itself, or one that records its deliveries when traces are exported.
+    pub(crate) fn traced(&self, name: &str, sink: Arc<dyn Sink>) -> Arc<dyn Sink> {
+        #[cfg(feature = "otlp")]
+        if let Some(provider) = &self.provider {
+            return Arc::new(otlp::Traced::new(sink, name, provider));
+        }
+        let _ = name;
+        sink
+    }
+
     /// Sends the spans that are still here. Blocks for a few seconds at most.
     pub(crate) fn finish(self) {
         #[cfg(feature = "otlp")]
@@ -62,13 +76,16 @@ pub(crate) fn start(log: &LogConfig, trace: Option<&TraceConfig>) -> Result<Trac
     let registry = tracing_subscriber::registry().with(lines.with_filter(filter));
     #[cfg(feature = "otlp")]
     {
-        let (layer, provider) = match trace.and_then(|trace| Some((trace, trace.otlp.as_ref()?))) {
-            Some((trace, url)) => {
-                let (layer, provider) = otlp::layer(trace, url)?;
-                (Some(layer), Some(provider))
-            }
-            None => (None, None),
-        };
+        use opentelemetry::trace::TracerProvider as _;
+        use tracing_subscriber::filter::LevelFilter;
+
+        let export = trace.and_then(|trace| Some((trace, trace.otlp.as_ref()?)));
+        let provider = export.map(|(trace, url)| otlp::provider(trace, url)).transpose()?;
+        let layer = provider.as_ref().map(|provider| {
+            let tracer = provider.tracer("postrider");
+            let layer = tracing_opentelemetry::layer().with_tracer(tracer);
+            layer.with_filter(LevelFilter::INFO)
+        });
         registry.with(layer).try_init().context("set up logging")?;
         Ok(Tracing { provider })
     }
@@ -77,45 +94,5 @@ pub(crate) fn start(log: &LogConfig, trace: Option<&TraceConfig>) -> Result<Trac
         let _ = trace;
         registry.try_init().context("set up logging")?;
         Ok(Tracing {})
-    }
-}
-
-#[cfg(feature = "otlp")]
-mod otlp {
-    use anyhow::{Context, Result};
-    use opentelemetry::trace::TracerProvider;
-    use opentelemetry_otlp::{Protocol, SpanExporter, WithExportConfig};
-    use opentelemetry_sdk::Resource;
-    use opentelemetry_sdk::trace::{Sampler, SdkTracerProvider};
-    use tracing_subscriber::Layer;
-    use tracing_subscriber::filter::LevelFilter;
-    use tracing_subscriber::registry::LookupSpan;
-
-    use crate::config::TraceConfig;
-
-    /// Spans as OTLP: the exporter runs on a thread of its own and never holds up the relay.
-    pub(super) fn layer<S>(
-        trace: &TraceConfig,
-        url: &str,
-    ) -> Result<(impl Layer<S> + Send + Sync + use<S>, SdkTracerProvider)>
-    where
-        S: tracing::Subscriber + for<'a> LookupSpan<'a> + Send + Sync,
-    {
-        let exporter = SpanExporter::builder()
-            .with_http()
-            .with_protocol(Protocol::HttpBinary)
-            .with_endpoint(url)
-            .build()
-            .context("make the OTLP exporter")?;
-        let resource = Resource::builder().with_service_name(trace.service_name.clone()).build();
-        let sampler = Sampler::ParentBased(Box::new(Sampler::TraceIdRatioBased(trace.sample)));
-        let provider = SdkTracerProvider::builder()
-            .with_batch_exporter(exporter)
-            .with_resource(resource)
-            .with_sampler(sampler)
-            .build();
-        let tracer = provider.tracer("postrider");
-        let layer = tracing_opentelemetry::layer().with_tracer(tracer);
-        Ok((layer.with_filter(LevelFilter::INFO), provider))
     }
 }

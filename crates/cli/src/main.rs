@@ -11,6 +11,8 @@ mod config;
 mod exit;
 mod failpoints;
 mod logging;
+#[cfg(feature = "otlp")]
+mod otlp;
 mod output;
 mod signals;
 

@@ -46,6 +46,11 @@ pub(super) fn run(global: &Global, args: &RunArgs) -> Result<ExitCode> {
     let result = runtime.block_on(async {
         // Within the runtime: the exporter may need it.
         let tracing = logging::start(&config.log, Some(&config.trace))?;
+        let traced = |(config, sink): OpenSink| {
+            let sink = tracing.traced(config.name.as_str(), sink);
+            (config, sink)
+        };
+        let sinks = sinks.into_iter().map(traced).collect();
         let schema = if args.init { OnSchema::Create } else { OnSchema::Require };
         let result = deliver(&config, sinks, schema).await;
         let _ = tokio::task::spawn_blocking(move || tracing.finish()).await;

@@ -30,8 +30,10 @@ fn metrics_and_readiness_tell_what_the_relay_does() {
     eventually("the event is counted", || {
         let (status, text) = http(address, "GET /metrics", "");
         assert_eq!(status, 200);
-        let pending = text.lines().any(|line| line.starts_with("postrider_pending_events{"));
-        (pending && receiver.accepted().len() == 1).then_some(())
+        let counted = text
+            .lines()
+            .any(|line| line.starts_with("postrider_published_total{sink=\"webhook\"} 1"));
+        (counted && receiver.accepted().len() == 1).then_some(())
     });
     assert_eq!(http(address, "GET /absent", "").0, 404);
     relay.signal(Signal::TERM);

@@ -8,7 +8,9 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
-use postrider_core::{ContentType, EventType, Key, NewEvent, Topic};
+use postrider_core::{
+    ContentType, EventType, Headers, Key, NewEvent, TRACEPARENT, Topic, TraceContext,
+};
 use postrider_store_sqlite::rusqlite::{Connection, TransactionBehavior};
 
 /// Longer than anything here takes on a loaded machine.
@@ -128,9 +130,22 @@ impl Home {
 
 /// Appends one event for each `(key, type)` in one transaction.
 pub(crate) fn append(database: &Path, events: &[(&str, &str)]) {
+    append_traced(database, events, None);
+}
+
+/// The same, within the caller's trace.
+pub(crate) fn append_traced(
+    database: &Path,
+    events: &[(&str, &str)],
+    trace: Option<&TraceContext>,
+) {
     let mut connection = Connection::open(database).expect("opened");
     connection.busy_timeout(Duration::from_secs(30)).expect("set");
     let tx = connection.transaction_with_behavior(TransactionBehavior::Immediate).expect("begun");
+    let mut headers = Headers::new();
+    if let Some(trace) = trace {
+        headers.insert(TRACEPARENT, &trace.traceparent).expect("valid");
+    }
     let events: Vec<NewEvent> = events
         .iter()
         .map(|(key, event_type)| {
@@ -143,6 +158,7 @@ pub(crate) fn append(database: &Path, events: &[(&str, &str)]) {
                 ContentType::new("application/json").expect("valid"),
                 format!("{{\"of\":\"{event_type}\"}}"),
             )
+            .headers(headers.clone())
             .build()
             .expect("valid")
         })

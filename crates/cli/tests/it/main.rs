@@ -13,4 +13,6 @@ mod harness;
 #[cfg(feature = "webhook")]
 mod letters;
 mod run;
+#[cfg(feature = "otlp")]
+mod traces;
 mod usage;
