@@ -63,11 +63,17 @@ fn compose(place: &str, code: i32, message: &str) -> Error {
 
 /// Turns SQLite's error into a reaction; `place` is a verb and an object.
 pub fn sqlite_error(place: &str, error: rusqlite::Error) -> Error {
-    let Some(cause) = error.sqlite_error() else {
-        let context = format!("{place}: a stored value is not what Postrider writes; look at it");
-        return Error::corrupt(context).with_source(error);
+    let code = match &error {
+        rusqlite::Error::SqliteFailure(cause, _)
+        | rusqlite::Error::SqlInputError { error: cause, .. } => cause.extended_code,
+        // All others of the driver's say that a value could not be read as what it should be.
+        _ => {
+            let context =
+                format!("{place}: a stored value is not what Postrider writes; look at it");
+            return Error::corrupt(context).with_source(error);
+        }
     };
-    compose(place, cause.extended_code, &error.to_string()).with_source(error)
+    compose(place, code, &error.to_string()).with_source(error)
 }
 
 /// [`sqlite_error`] as the argument of `map_err`.

@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use postrider_core::*;
-use postrider_store_sqlite::{SchemaOnOpen, SqliteOptions, SqliteStore, append, schema_sql};
+use postrider_store_sqlite::{
+    SchemaOnOpen, SqliteOptions, SqliteStore, append, schema_sql, sqlite_error,
+};
 
 use crate::support::*;
 
@@ -144,7 +146,42 @@ async fn impossible_options_are_refused_before_a_file_is_made() {
     assert!(!path.exists());
 }
 
-/// An interrupted upgrade leaves the old version, and several openers agree on one schema.
+#[tokio::test]
+async fn refused_values_and_statements_are_permanent() {
+    let world = World::new(1).await;
+    let connection = world.connection();
+    for (sql, says) in [
+        ("INSERT INTO postrider_append (key, topic, type) VALUES ('', 't', 'E')", "constraint"),
+        ("SELECT no_such_column FROM postrider_outbox", "SQLite refused the statement"),
+    ] {
+        let cause = connection.execute_batch(sql).expect_err("refused");
+        let error = sqlite_error("try", cause);
+        assert_eq!(error.kind(), ErrorKind::Permanent);
+        assert!(error.to_string().contains(says), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn an_interrupted_statement_may_be_tried_again() {
+    let world = World::new(1).await;
+    let connection = world.connection();
+    let handle = connection.get_interrupt_handle();
+    let (stop, stopped) = std::sync::mpsc::channel::<()>();
+    let interrupter = std::thread::spawn(move || {
+        let pause = Duration::from_millis(5);
+        while stopped.recv_timeout(pause) == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
+            handle.interrupt();
+        }
+    });
+    let endless = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n)
+        SELECT count(*) FROM n";
+    let cause = connection.query_row(endless, [], |_| Ok(())).expect_err("interrupted");
+    drop(stop);
+    interrupter.join().expect("ended");
+    assert_eq!(sqlite_error("count", cause).kind(), ErrorKind::Transient);
+}
+
+/// Several processes that create one file together agree on its identity and partitions.
 #[tokio::test]
 async fn many_openers_of_a_new_file_agree() {
     let folder = tempfile::tempdir().expect("folder");

@@ -253,7 +253,8 @@ async fn o61_an_unreadable_row_is_told_and_the_feed_goes_on() {
         let sql = format!(
             "INSERT INTO postrider_outbox
                  (partition, at_ms, id, key, topic, type, content_type, headers, payload)
-             VALUES (0, 9999999999999, randomblob(16), {key}, {topic}, 'E', 'c', {headers}, x'0102')"
+             VALUES (0, 9999999999999, randomblob(16), {key}, {topic}, 'E', 'c', {headers},
+                 x'0102')"
         );
         connection.execute(&sql, []).expect("insert");
     }

@@ -6,6 +6,7 @@ mod documents;
 mod errors;
 mod feed;
 mod inbox;
+mod load;
 mod plain_sql;
 mod processes;
 mod relay;
