@@ -247,6 +247,35 @@ async fn a_line_torn_by_a_crash_is_gone_at_the_next_start() {
     assert_eq!(lines(&path).len(), 2);
 }
 
+/// As another relay's rotation, or logrotate, does it.
+#[tokio::test]
+async fn a_file_renamed_or_deleted_by_others_is_made_anew() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("events.jsonl");
+    let moved = folder.path().join("moved.jsonl");
+    let sink = open(&JsonlConfig::file(&path));
+    confirm(&sink, &[record(1, "k", "text/plain", b"a")]).await;
+    std::fs::rename(&path, &moved).expect("renamed");
+    confirm(&sink, &[record(2, "k", "text/plain", b"b")]).await;
+    assert_eq!((lines(&moved).len(), lines(&path).len()), (1, 1));
+    std::fs::remove_file(&path).expect("deleted");
+    confirm(&sink, &[record(3, "k", "text/plain", b"c")]).await;
+    assert_eq!(lines(&path).len(), 1);
+}
+
+#[tokio::test]
+async fn json_with_any_line_break_travels_as_base64() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("events.jsonl");
+    let sink = open(&JsonlConfig::file(&path));
+    for payload in [&b"[1,\n2]"[..], b"[1,\r2]", b"[1]\n", b" [1]"] {
+        confirm(&sink, &[record(1, "k", "application/json", payload)]).await;
+        let found = lines(&path).pop().expect("a line");
+        assert!(found.data.is_none(), "{payload:?}");
+        assert_eq!(found.payload(), payload);
+    }
+}
+
 #[tokio::test]
 async fn an_output_that_cannot_be_written_parks_nothing() {
     let folder = tempfile::tempdir().expect("a folder");
