@@ -114,6 +114,15 @@ async fn an_attached_entity_is_saved_in_its_version_once_it_changes() {
     work.entity_mut::<Contact>("c1").unwrap().change_email("a@contoso.com");
     assert_eq!(counts(&work.commit().await.unwrap()), (1, 1));
 
+    // Changed without an event: saved all the same.
+    let mut work = world.unit_of_work();
+    work.create(Account::open(1, "c1"));
+    let mut committed = work.commit().await.unwrap();
+    let etag = committed.etag("1").cloned();
+    work.attach(committed.take::<Account>("1").unwrap(), etag);
+    work.entity_mut::<Account>("1").unwrap().correct(7);
+    assert_eq!(counts(&work.commit().await.unwrap()), (1, 0));
+
     // Attached with an event already pending: the event is not lost.
     let (mut contact, _) = world.read::<Contact>("c1").await;
     contact.change_email("b@contoso.com");
