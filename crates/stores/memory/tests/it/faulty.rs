@@ -65,7 +65,8 @@ async fn read(reader: &mut dyn Reader, count: usize) -> Vec<Record> {
     let limit = BatchLimit { records: 3, ..WHOLE };
     let mut all = Vec::new();
     while all.len() < count {
-        match reader.next(limit).await {
+        let outcome = tokio::time::timeout(Duration::from_secs(10), reader.next(limit)).await;
+        match outcome.expect("there is more to read") {
             Ok(ReadOutcome::Batch(batch)) => all.extend(batch.entries.into_iter().map(|entry| {
                 let Entry::Record(record) = entry else { panic!("unreadable") };
                 record
