@@ -93,7 +93,11 @@ async fn latency_passes_by_the_clock() {
     sink.set_latency(Duration::from_millis(30));
     let all = records(&["a"]);
     let mut call = std::pin::pin!(publish(&sink, &all));
-    let early = tokio::select! { biased; done = &mut call => Some(done), () = tokio::task::yield_now() => None };
+    let early = tokio::select! {
+        biased;
+        done = &mut call => Some(done),
+        () = tokio::task::yield_now() => None,
+    };
     assert_eq!(early, None);
     clock.advance(Duration::from_millis(30));
     assert_eq!(call.await, "c");
