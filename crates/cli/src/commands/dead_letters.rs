@@ -200,7 +200,8 @@ async fn show(
             Json::Null => continue,
             other => other.to_string(),
         };
-        output.line(format!("{:<13} {value}", output.paint(Tone::Strong, name.as_str())))?;
+        let name = output.paint(Tone::Strong, format!("{name:<13}"));
+        output.line(format!("{name} {value}"))?;
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -317,3 +317,58 @@ pub(super) fn add_defaults(fields: &mut Fields, keys: impl Iterator<Item = &'sta
         fields.insert(key.name, value, None);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const GOOD: &str = "[source]\nkind = \"sqlite\"\nurl = \"app.db\"\npartitions = 8\n\n\
+                        [[sink]]\nkind = \"jsonl\"\npath = \"events.jsonl\"\nfsync = true\n\
+                        base_delay = \"1s\"\nfrom = 2026-11-27T22:00:00Z\n\n[relay]\n\
+                        lease_ttl = \"5s\"\nprune_batch = 0x10\n\n[trace]\nsample = 0.5\n";
+
+    fn parsed(text: &str) -> Result<Config, Problems> {
+        parse(text, Path::new("a.toml"), Demand::SourceAndSinks, Lookup::Resolve)
+    }
+
+    #[cfg(all(feature = "sqlite", feature = "jsonl"))]
+    #[test]
+    fn a_good_file_becomes_what_it_says() {
+        let config = parsed(GOOD).expect("good");
+        assert_eq!(config.relay.prune_batch, 16);
+        assert_eq!(config.sinks[0].retry.base_delay.as_secs(), 1);
+        assert_eq!(config.relay.retention.map(|keep| keep.as_secs()), Some(7 * 86_400));
+    }
+
+    proptest! {
+        /// Whatever stands in the file, it is read or refused with a place, and never a panic.
+        #[test]
+        fn any_text_is_read_or_refused(text in "\\PC{0,200}") {
+            if let Err(problems) = parsed(&text) {
+                prop_assert!(problems.list().iter().all(|problem| problem.place.is_some()));
+            }
+        }
+
+        /// The same for a good file with a few characters changed: it reaches every rule.
+        #[test]
+        fn any_change_of_a_good_file_is_read_or_refused(
+            changes in prop::collection::vec((any::<prop::sample::Index>(), any::<char>()), 1..4),
+            cut in any::<prop::sample::Index>(),
+        ) {
+            let mut text: Vec<char> = GOOD.chars().collect();
+            for (index, character) in changes {
+                let at = index.index(text.len());
+                text[at] = character;
+            }
+            let whole: String = text.iter().collect();
+            let part: String = text[..cut.index(text.len())].iter().collect();
+            for text in [whole, part] {
+                if let Err(problems) = parsed(&text) {
+                    prop_assert!(!problems.list().is_empty());
+                }
+            }
+        }
+    }
+}

@@ -147,3 +147,13 @@ fn a_locked_database_is_told_from_a_broken_one() {
     drop(held);
     home.postrider(&["prune", "--keep", "0s"]).expect(0);
 }
+
+#[test]
+fn a_database_that_can_only_be_read_says_so_when_written() {
+    let home = Home::with_outbox();
+    home.append(&[("a", "First")]);
+    let source = format!("sqlite:file:{}?mode=ro", home.path("app.db").display());
+    let done = home.postrider(&["prune", "--source", &source, "--keep", "0s"]);
+    assert_ne!(done.code, Some(0), "{}", done.out);
+    done.err_has(&["read"]);
+}

@@ -45,6 +45,83 @@ fn sigterm_drains_and_a_second_run_repeats_nothing() {
     }
 }
 
+#[cfg(feature = "webhook")]
+#[test]
+fn a_second_signal_ends_a_drain_that_hangs() {
+    let home = Home::with_outbox();
+    // Takes connections and never answers.
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").expect("bound");
+    let address = silent.local_addr().expect("bound");
+    home.write(
+        "postrider.toml",
+        format!(
+            "[source]\nkind = \"sqlite\"\nurl = \"app.db\"\n\n[[sink]]\nkind = \"webhook\"\n\
+             url = \"http://{address}/\"\nallow_private = true\nunsigned = true\n\
+             timeout_ms = 600000\npublish_timeout = \"10m\"\n\n[relay]\n\
+             drain_timeout = \"10m\"\n\n[admin]\nlisten = \"off\"\n"
+        ),
+    );
+    home.append(&[("a", "First")]);
+    let relay = home.start(&["run"]);
+    // The first connection is the start's check or the delivery; both have begun after two.
+    let first = silent.accept().expect("connected");
+    let second = silent.accept().expect("connected");
+    relay.signal(Signal::TERM);
+    relay.line_with("stopping");
+    relay.signal(Signal::INT);
+    assert_eq!(relay.ended(), Some(130));
+    drop((first, second));
+    // Its fate is unknown, so it stays to be delivered.
+    let status = home.postrider(&["status", "--json"]).expect(0).json();
+    let sinks = status["consumers"].as_array().expect("a list");
+    assert!(sinks.iter().all(|sink| sink["published"] == 0), "{sinks:?}");
+}
+
+#[test]
+fn log_lines_are_json_for_programs_and_never_on_standard_output() {
+    let home = Home::with_outbox();
+    let config = CONFIG.replace("\"events.jsonl\"", "\"-\"");
+    home.write("postrider.toml", format!("{config}\n[log]\nformat = \"json\"\n"));
+    home.append(&[("a", "First")]);
+    let relay = home.start(&["run"]);
+    relay.line_with("\"type\":\"First\"");
+    relay.signal(Signal::TERM);
+    relay.line_with("drained and stopped");
+    let seen = relay.seen();
+    assert_eq!(relay.ended(), Some(0));
+    for line in seen.lines() {
+        let line: serde_json::Value = serde_json::from_str(line).expect("a JSON line");
+        assert!(line.get("level").is_some() || line["id"].is_string(), "{line}");
+    }
+}
+
+#[cfg(feature = "failpoints")]
+#[test]
+fn a_killed_relay_loses_nothing_and_repeats_under_the_same_id() {
+    let home = Home::with_outbox();
+    home.write("postrider.toml", format!("{CONFIG}\n[relay]\nlease_ttl = \"300ms\"\n"));
+    home.append(&[("a", "First"), ("a", "Second")]);
+    let killed = home
+        .command(&["run"])
+        .env("POSTRIDER_FAILPOINT", "relay::after_publish:1")
+        .output()
+        .expect("started");
+    assert_eq!(killed.status.code(), None, "killed by a signal, not ended: {killed:?}");
+    let before = lines(&home);
+    assert!(!before.is_empty(), "it was killed after the sink had taken something");
+    let relay = home.start(&["run"]);
+    eventually("the next relay delivers", || {
+        let lines = lines(&home);
+        (lines.len() > before.len() && lines.iter().any(|line| line.contains("Second")))
+            .then_some(())
+    });
+    relay.signal(Signal::TERM);
+    assert_eq!(relay.ended(), Some(0));
+    assert!(lines(&home)[before.len()..].contains(&before[0]), "the same line again");
+    let wrong = home.command(&["run"]).env("POSTRIDER_FAILPOINT", "nonsense").output();
+    assert_eq!(wrong.expect("started").status.code(), Some(2));
+}
+
 #[test]
 fn run_asks_for_init_or_does_it_when_told() {
     let home = Home::new();
