@@ -34,15 +34,18 @@ CREATE TABLE postrider_outbox (
     key          TEXT    NOT NULL CHECK (
         length(CAST(key AS BLOB)) BETWEEN 1 AND 1024
         AND instr(CAST(key AS BLOB), x'00') = 0
-        AND key NOT GLOB '*[' || char(1) || '-' || char(31) || char(127) || '-' || char(159) || ']*'),
+        AND key NOT GLOB
+            '*[' || char(1) || '-' || char(31) || char(127) || '-' || char(159) || ']*'),
     topic        TEXT    NOT NULL CHECK (
         length(CAST(topic AS BLOB)) BETWEEN 1 AND 255
         AND instr(CAST(topic AS BLOB), x'00') = 0
-        AND topic NOT GLOB '*[' || char(1) || '-' || char(31) || char(127) || '-' || char(159) || ']*'),
+        AND topic NOT GLOB
+            '*[' || char(1) || '-' || char(31) || char(127) || '-' || char(159) || ']*'),
     type         TEXT    NOT NULL CHECK (
         length(CAST(type AS BLOB)) BETWEEN 1 AND 255
         AND instr(CAST(type AS BLOB), x'00') = 0
-        AND type NOT GLOB '*[' || char(1) || '-' || char(31) || char(127) || '-' || char(159) || ']*'),
+        AND type NOT GLOB
+            '*[' || char(1) || '-' || char(31) || char(127) || '-' || char(159) || ']*'),
     content_type TEXT    NOT NULL CHECK (
         length(CAST(content_type AS BLOB)) BETWEEN 1 AND 255
         AND instr(CAST(content_type AS BLOB), x'00') = 0

@@ -41,7 +41,8 @@ BEGIN
         bytes(n) AS (SELECT length(CAST(NEW.key AS BLOB))),
         m(text, blocks) AS (
             SELECT hex(CAST(NEW.key AS BLOB)) || '80'
-                || hex(zeroblob(((n + 8) / 64 + 1) * 64 - n - 9)) || printf('%016X', 8 * n), (n + 8) / 64 + 1 FROM bytes),
+                || hex(zeroblob(((n + 8) / 64 + 1) * 64 - n - 9)) || printf('%016X', 8 * n),
+                (n + 8) / 64 + 1 FROM bytes),
         step(b, t, h0, h1, h2, h3, h4, h5, h6, h7,
             sa, sb, sc, sd, se, sf, sg, sh,
             w1, w2, w3, w4, w5, w6, w7, w8, w9, w10, w11, w12, w13, w14, w15, w16) AS (
