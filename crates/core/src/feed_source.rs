@@ -1,7 +1,7 @@
 //! Makes a `Source` of a `Feed`: reads pages and polls at the head.
 //!
 //! What lives here: the adaptive poll. What does not: any store.
-//! Invariant: `next` keeps no state across its waits but the position, so dropping it loses nothing.
+//! Invariant: `next` keeps no state across its waits but the position: dropping it loses nothing.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -42,7 +42,8 @@ macro_rules! name {
             /// characters.
             ///
             /// # Errors
-            /// [`ErrorKind::Permanent`](crate::ErrorKind::Permanent), naming the field and the rule.
+            /// [`ErrorKind::Permanent`](crate::ErrorKind::Permanent), naming the field and the
+            /// rule.
             pub fn new(text: impl Into<Arc<str>>) -> Result<Self> {
                 let text = text.into();
                 check_text($what, &text, MAX_NAME_BYTES)?;

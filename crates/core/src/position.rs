@@ -67,7 +67,8 @@ impl Position {
     pub fn to_ulid(&self) -> Result<Ulid> {
         let bytes: [u8; 16] = self.as_bytes().try_into().map_err(|_| {
             Error::permanent(format!(
-                "position {self} has {} bytes, a feed's has 16; it comes from another kind of source",
+                "position {self} has {} bytes, a feed's has 16; it comes from another kind of \
+                 source",
                 self.as_bytes().len()
             ))
         })?;

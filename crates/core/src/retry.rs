@@ -63,7 +63,8 @@ impl Default for RetryPolicy {
     }
 }
 
-/// A server's wish is honoured up to this: longer, and a mistaken header would stall a key for days.
+/// A server's wish is honoured up to this: longer, and a mistaken header would stall a key for
+/// days.
 pub const MAX_RETRY_AFTER: Duration = Duration::from_secs(3_600);
 
 /// What to do now.
@@ -159,8 +160,8 @@ mod tests {
         #[test]
         fn waits_stay_within_their_bounds(attempt: u32, jitter: f64) {
             let policy = RetryPolicy { max_attempts: u32::MAX, ..RetryPolicy::default() };
-            let reaction = react(ErrorKind::Transient, Attempt(attempt), &policy, Jitter::new(jitter));
-            match reaction {
+            let jitter = Jitter::new(jitter);
+            match react(ErrorKind::Transient, Attempt(attempt), &policy, jitter) {
                 Reaction::RetryAfter(wait) => prop_assert!(wait <= policy.max_delay),
                 Reaction::Park => prop_assert_eq!(attempt, u32::MAX),
                 other => prop_assert!(false, "{:?}", other),

@@ -1,6 +1,7 @@
 //! Text that must never be seen.
 //!
-//! What lives here: a wrapper whose `Debug` and `Display` hide it. What does not: where it came from.
+//! What lives here: a wrapper whose `Debug` and `Display` hide it. What does not: where it came
+//! from.
 //! Invariant: the text leaves only through `expose`.
 
 use std::fmt;

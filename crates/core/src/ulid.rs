@@ -192,7 +192,9 @@ mod tests {
         }
 
         #[test]
-        fn allocations_only_ever_grow(hints in prop::collection::vec((0u64..1_000, 1u64..50, any::<[u8; 10]>()), 1..60)) {
+        fn allocations_only_ever_grow(
+            hints in prop::collection::vec((0u64..1_000, 1u64..50, any::<[u8; 10]>()), 1..60),
+        ) {
             let mut state = UlidAllocator::default();
             let mut last = None;
             for (hint, count, random) in hints {

@@ -6,9 +6,9 @@
 //! is under way, and no event's attempts are used up.
 //!
 //! ```text
-//! Closed ── failures of 3 keys, no success between ──▶ Open(until) ── time ──▶ one call ──▶ ok: Closed
-//!                                                        ▲                       │
-//!                                                        └────── failed ─────────┘
+//! Closed ── 3 keys fail, no success between ──▶ Open(until) ── time ──▶ one call ──▶ ok: Closed
+//!                                                 ▲                       │
+//!                                                 └────── failed ─────────┘
 //! ```
 
 use std::time::Duration;

@@ -1,7 +1,7 @@
 //! Keeps leases alive.
 //!
-//! What lives here: the book of held leases and the task that renews them. What does not: taking and
-//! giving up leases (`coordinator.rs`).
+//! What lives here: the book of held leases and the task that renews them. What does not: taking
+//! and giving up leases (`coordinator.rs`).
 //! Invariant: a lease's trust ends before the lease does, because it counts from before the renewal
 //! was sent.
 

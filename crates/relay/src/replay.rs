@@ -2,7 +2,7 @@
 //!
 //! What lives here: reading a range and sending it in order per key. What does not: leases and
 //! checkpoints, which a replay neither needs nor moves.
-//! Invariant: ids stay the same unless new ones are asked for; within a key the order is the feed's.
+//! Invariant: ids stay the same unless new ones are asked for; a key's order is the feed's.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -157,9 +157,8 @@ impl Replay {
     ) {
         let mut lanes = Lanes::default();
         for (seq, record) in records.into_iter().enumerate() {
-            let key = record.event.key().clone();
             let (entry, origin) = (Entry::Record(record), Origin::Feed(seq as u64));
-            lanes.push(&key, NewItem { entry, origin, earlier_attempts: 0, sendable: true });
+            lanes.push(NewItem { entry, origin, earlier_attempts: 0, sendable: true });
         }
         while lanes.has_ready() {
             let limits = sink.capabilities();

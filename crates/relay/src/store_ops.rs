@@ -1,7 +1,7 @@
 //! Writes to the source's database, one at a time and in order.
 //!
-//! What lives here: the queue of parkings, releases and checkpoints of one pipeline, and the retry of
-//! each. What does not: deciding them.
+//! What lives here: the queue of parkings, releases and checkpoints of one pipeline, and the retry
+//! of each. What does not: deciding them.
 //! Invariant: writes take effect in the order in which they were asked for, so that a letter is
 //! durable before the checkpoint passes it; every write can be repeated after an unknown outcome.
 

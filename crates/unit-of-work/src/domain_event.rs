@@ -12,8 +12,8 @@ use postrider_core::{ContentType, Error, EventType, Headers, Key, NewEvent, Resu
 /// Name of the header that carries [`DomainEvent::VERSION`].
 pub const EVENT_VERSION: &str = "event-version";
 
-/// What `serde` can write as JSON. It stands between the two so that the compiler, where a derive of
-/// `Serialize` is missing, says so and does not speak of a sealed trait.
+/// What `serde` can write as JSON. It stands between the two so that the compiler, where a derive
+/// of `Serialize` is missing, says so and does not speak of a sealed trait.
 pub trait ToJson: serde::Serialize {}
 
 impl<T: serde::Serialize> ToJson for T {}

@@ -58,11 +58,11 @@ impl<S: DocumentStore + ?Sized> UnitOfWork<S> {
     /// it did to an entity by `entity_mut` is not undone.
     pub fn on<E: DomainEvent + Send + Sync + 'static>(
         &mut self,
-        handler: impl for<'a> Fn(&'a E, &'a mut Changes) -> HandlerFuture<'a> + Send + Sync + 'static,
+        run: impl for<'a> Fn(&'a E, &'a mut Changes) -> HandlerFuture<'a> + Send + Sync + 'static,
     ) -> &mut Self {
         let handler: Handler = Box::new(move |event, changes| {
             let event = event.as_any().downcast_ref::<E>();
-            handler(event.expect("handlers are kept by the type of their event"), changes)
+            run(event.expect("handlers are kept by the type of their event"), changes)
         });
         self.handlers.entry(TypeId::of::<E>()).or_default().push(handler);
         self
