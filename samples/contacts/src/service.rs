@@ -67,9 +67,9 @@ impl Service {
         server::serve(listener, self.router(), self.draining().clone(), stop).await;
     }
 
-    /// The events that the receiver gets, from the oldest that it keeps.
+    /// The events that the receiver gets, from the opening of this service on.
     pub fn received(&self) -> EventStream {
-        self.receiver().follow(0, self.draining().clone())
+        self.receiver().follow_new(self.draining().clone())
     }
 
     pub(crate) fn preconditions(&self) -> Preconditions {

@@ -13,8 +13,7 @@ fn a_person_sees_three_events_in_order_and_ctrl_c_ends_the_demonstration() {
     let home = Home::new();
     let demo = home.start(&["demo", "--listen", "127.0.0.1:0"]);
     let address = address_in(&demo.line_with("http://"));
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all();
-    let runtime = runtime.build().expect("a runtime starts");
+    let runtime = tokio::runtime::Runtime::new().expect("a runtime starts");
     let (contact, shown) = runtime.block_on(async {
         let page = page::Page::open(&format!("http://{address}/")).await;
         page.create("Ada", "King").await;

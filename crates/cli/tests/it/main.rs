@@ -8,6 +8,8 @@ mod admin;
 mod config;
 #[cfg(feature = "demo")]
 mod demo;
+#[cfg(feature = "demo")]
+mod demo_browser;
 mod feed;
 mod harness;
 #[cfg(feature = "webhook")]

@@ -50,6 +50,9 @@ pub(crate) trait Journal: Send + Sync {
     /// Names this journal: numbers of another one mean nothing here.
     fn identity(&self) -> Uuid;
 
+    /// The last number when this process opened it.
+    fn opened_at(&self) -> u64;
+
     /// Adds an event unless it is there, in one transaction with the inbox's mark.
     async fn receive(&self, arrival: Arrival) -> Result<Receipt>;
 

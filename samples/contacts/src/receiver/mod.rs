@@ -59,6 +59,11 @@ impl Receiver {
         EventStream::new(Arc::clone(&self.journal), self.arrivals.subscribe(), draining, last)
     }
 
+    /// What arrives from the opening of the journal on.
+    pub(crate) fn follow_new(&self, draining: CancellationToken) -> EventStream {
+        self.follow(self.journal.opened_at(), draining)
+    }
+
     fn journal_identity(&self) -> Uuid {
         self.journal.identity()
     }

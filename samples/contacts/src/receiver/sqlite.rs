@@ -51,12 +51,13 @@ pub(crate) struct SqliteJournal {
     consumer: ConsumerName,
     reader: Arc<Mutex<Connection>>,
     identity: Uuid,
+    opened_at: u64,
 }
 
 impl SqliteJournal {
     /// Opens the journal in the store's own file; `path` names it.
     pub(crate) async fn open(store: SqliteStore, path: std::path::PathBuf) -> Result<Self> {
-        let identity = store.transaction(prepare).await?;
+        let (identity, opened_at) = store.transaction(prepare).await?;
         let opened = tokio::task::spawn_blocking(move || {
             let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_URI;
             Connection::open_with_flags(path, flags).map_err(failed("open the journal"))
@@ -65,7 +66,7 @@ impl SqliteJournal {
         let inbox = SqliteInbox::new(store, InboxOptions::default())?;
         let consumer = ConsumerName::new(CONSUMER)?;
         inbox.prune(&consumer, None, PRUNE_BATCH).await?;
-        Ok(Self { inbox, consumer, reader: Arc::new(Mutex::new(reader)), identity })
+        Ok(Self { inbox, consumer, reader: Arc::new(Mutex::new(reader)), identity, opened_at })
     }
 }
 
@@ -73,6 +74,10 @@ impl SqliteJournal {
 impl Journal for SqliteJournal {
     fn identity(&self) -> Uuid {
         self.identity
+    }
+
+    fn opened_at(&self) -> u64 {
+        self.opened_at
     }
 
     async fn receive(&self, arrival: Arrival) -> Result<Receipt> {
@@ -100,15 +105,20 @@ impl Journal for SqliteJournal {
     }
 }
 
-fn prepare(tx: &Transaction<'_>) -> Result<Uuid> {
+/// The journal's name and its last number.
+fn prepare(tx: &Transaction<'_>) -> Result<(Uuid, u64)> {
     tx.execute_batch(SCHEMA).map_err(failed("create the journal"))?;
     tx.execute(NAME, [Uuid::new_v4().to_string()]).map_err(failed("name the journal"))?;
     let identity: String = tx
         .query_row("SELECT identity FROM contacts_journal_identity", [], |row| row.get(0))
         .map_err(failed("read the journal's name"))?;
-    identity
+    let identity = identity
         .parse()
-        .map_err(|error| Error::corrupt("the journal's name is no UUID").with_source(error))
+        .map_err(|error| Error::corrupt("the journal's name is no UUID").with_source(error))?;
+    let last: i64 = tx
+        .query_row("SELECT coalesce(max(number), 0) FROM contacts_journal", [], |row| row.get(0))
+        .map_err(failed("read the journal's last number"))?;
+    Ok((identity, u64::try_from(last).unwrap_or_default()))
 }
 
 fn add(tx: &Transaction<'_>, arrival: &Arrival) -> Result<i64> {

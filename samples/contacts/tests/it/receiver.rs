@@ -7,7 +7,7 @@ use base64::engine::general_purpose::STANDARD;
 use futures_util::StreamExt as _;
 use hmac::{Hmac, KeyInit as _, Mac as _};
 use postrider::Secret;
-use postrider_sample_contacts::Config;
+use postrider_sample_contacts::{Config, StoreConfig};
 use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
 use sha2::Sha256;
@@ -242,6 +242,35 @@ async fn a_page_sees_events_while_they_arrive() {
     let numbers: Vec<_> = shown.iter().map(|(_, data)| data["number"].as_u64()).collect();
     assert_eq!(numbers, (1..=20).map(Some).collect::<Vec<_>>());
     service.stop().await;
+}
+
+#[tokio::test]
+async fn a_program_that_embeds_the_service_follows_only_what_arrives_from_then_on() {
+    let service = Running::with(receiving).await;
+    delivery(1).send(&service).await;
+    let folder = service.stop().await;
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let base = format!("http://{}", listener.local_addr().unwrap());
+    let mut config = Config::new(StoreConfig::sqlite(folder.path().join("contacts.db")));
+    receiving(&mut config);
+    let embedded = postrider_sample_contacts::open(config).await.expect("the service opens");
+    let mut received = embedded.received();
+    let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+    let serving = embedded.serve(listener, async { stopped.await.unwrap_or(()) });
+    let client = reqwest::Client::builder().no_proxy().build().unwrap();
+    let using = async {
+        let mut request = client.post(format!("{base}/webhooks/contacts"));
+        let Delivery { headers, body } = delivery(2);
+        for (name, value) in headers {
+            request = request.header(name, value);
+        }
+        assert_eq!(request.body(body).send().await.unwrap().status(), StatusCode::NO_CONTENT);
+        let event = received.next().await.expect("the journal is read").expect("an event");
+        assert_eq!((event.number, event.id), (2, Uuid::from_u128(2)));
+        stop.send(()).expect("the service waits for its stop");
+        assert!(received.next().await.expect("the journal is read").is_none(), "the stream ends");
+    };
+    tokio::time::timeout(DEADLINE, async { tokio::join!(serving, using) }).await.expect("in time");
 }
 
 #[tokio::test]
