@@ -3,6 +3,7 @@
 //! What lives here: the command line. What does not: the work, which each command's module does.
 //! Invariant: a command that is listed works on a fresh clone; nothing is listed before it does.
 
+mod faults;
 mod process;
 mod test;
 mod tidy;
@@ -24,6 +25,8 @@ struct Cli {
 enum Command {
     /// Checks everything: format, lints, house rules, licences, docs, tests. CI runs this.
     Test(test::Args),
+    /// Runs the real relay under injected faults and judges what arrived.
+    Faults(faults::Args),
     /// Checks the house rules alone (a few seconds).
     Tidy,
 }
@@ -31,6 +34,7 @@ enum Command {
 fn main() -> ExitCode {
     let done = match Cli::parse().command {
         Command::Test(args) => test::run(&args),
+        Command::Faults(args) => faults::run(&args),
         Command::Tidy => tidy::run(),
     };
     done.unwrap_or_else(|error| {

@@ -12,7 +12,7 @@ use anyhow::Result;
 use super::tally::Tally;
 use super::{Outcome, blocks, tools};
 use crate::workspace::Workspace;
-use crate::{process, tidy};
+use crate::{faults, process, tidy};
 
 /// One thing to check.
 pub(super) struct Step {
@@ -53,6 +53,7 @@ pub(super) const STEPS: &[Step] = &[
     tests("test", "unit and integration tests", test),
     tests("doctest", "the examples in the documentation", doctest),
     tests("blocks", "the shell commands in the pages", blocks::run),
+    tests("faults", "a few schedules of faults with each sink", fault_smoke),
 ];
 
 fn setup(_: &Workspace) -> Result<Outcome> {
@@ -113,6 +114,13 @@ fn doctest(workspace: &Workspace) -> Result<Outcome> {
     let mut command = workspace.cargo();
     command.args(["test", "--doc", "--workspace", "--all-features", "--locked"]);
     judged("doctest", command.arg("--no-fail-fast"))
+}
+
+fn fault_smoke(workspace: &Workspace) -> Result<Outcome> {
+    match test_binaries(workspace)? {
+        Ok(folder) => judged("faults", faults::runner(&folder).arg("--smoke")),
+        Err(output) => Ok(Outcome::Failed(Tally::default(), output)),
+    }
 }
 
 /// The folder with the binaries of the tests' own build, or the output that shows why not.

@@ -18,6 +18,7 @@ const PROGRAMS: &[(&[&str], &str)] = &[
     (&["chromium", "chromium-browser", "google-chrome"], "chromium"),
     (&["chromedriver"], "chromium-driver"),
     (&["curl"], "curl"),
+    (&["faketime"], "faketime"),
 ];
 
 /// Seconds to wait for another package installation to end.

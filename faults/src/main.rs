@@ -1,0 +1,194 @@
+//! The fault runner's command line; `cargo xtask faults` builds everything and calls it.
+//!
+//! What lives here: flags, the mount namespace of one's own, and the roles that this binary plays as
+//! a child of itself. What does not: any of the work.
+//! Invariant: exit code 0 means that every promise was kept in every schedule.
+
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::{Command as Process, ExitCode};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use clap::{Parser, Subcommand, ValueEnum};
+use postrider_faults::campaign::{self, Campaign};
+use postrider_faults::schedule::{SinkKind, THEMES, generator};
+use postrider_faults::{takeover, writer};
+
+/// Set in the process that has a mount namespace of its own.
+const IN_NAMESPACE: &str = "POSTRIDER_FAULTS_IN_NAMESPACE";
+/// Schedules per sink in the smoke test: two thirds of the themes.
+const SMOKE_SCHEDULES: u64 = 4;
+
+/// Runs the real relay under injected faults and judges what arrived.
+#[derive(Parser)]
+#[command(name = "cargo xtask faults", args_conflicts_with_subcommands = true)]
+struct Cli {
+    #[command(flatten)]
+    schedules: Schedules,
+    #[command(subcommand)]
+    command: Option<Command>,
+}
+
+#[derive(clap::Args)]
+struct Schedules {
+    /// Where the events come from
+    #[arg(long, value_enum, default_value_t = Source::Sqlite)]
+    source: Source,
+    /// Where they go; both, one after the other, when left out
+    #[arg(long, value_enum)]
+    sink: Option<SinkKind>,
+    /// How many schedules
+    #[arg(long, default_value_t = THEMES)]
+    schedules: u64,
+    /// The run's seed
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// The first schedule's number: to go on with an interrupted run
+    #[arg(long, default_value_t = 0)]
+    from: u64,
+    /// Only this schedule: to replay one
+    #[arg(long, conflicts_with_all = ["from", "schedules"])]
+    only: Option<u64>,
+    /// A few schedules with each sink, in less than a minute
+    #[arg(long, conflicts_with_all = ["only", "from", "schedules", "sink"])]
+    smoke: bool,
+    /// How many schedules at once
+    #[arg(long, default_value_t = 2)]
+    jobs: usize,
+    /// End with one line of JSON on standard output
+    #[arg(long)]
+    json: bool,
+    /// The relay's binary, built with the feature failpoints; beside this one when left out
+    #[arg(long)]
+    postrider: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Source {
+    /// The outbox in SQLite
+    Sqlite,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Measures how fast another relay serves everything, after kill -9 and after SIGTERM
+    Takeover {
+        /// How often each is measured
+        #[arg(long, default_value_t = 5)]
+        rounds: usize,
+        /// Print a line of JSON per figure
+        #[arg(long)]
+        json: bool,
+        /// The relay's binary; beside this one when left out
+        #[arg(long)]
+        postrider: Option<PathBuf>,
+    },
+    /// Writes events, as an application does
+    #[command(hide = true)]
+    Writer {
+        database: PathBuf,
+        #[arg(long)]
+        length_ms: u64,
+        #[arg(long)]
+        name: String,
+        #[arg(long)]
+        seed: u64,
+        #[arg(long)]
+        index: u64,
+    },
+    /// Holds the database's write lock
+    #[command(hide = true)]
+    HoldLock {
+        database: PathBuf,
+        #[arg(long)]
+        length_ms: u64,
+    },
+}
+
+fn main() -> ExitCode {
+    run(Cli::parse()).unwrap_or_else(|error| {
+        eprintln!("faults: {error:#}");
+        ExitCode::FAILURE
+    })
+}
+
+fn run(cli: Cli) -> Result<ExitCode> {
+    match cli.command {
+        Some(Command::Writer { database, length_ms, name, seed, index }) => {
+            let length = Duration::from_millis(length_ms);
+            let task = writer::Task { database: &database, name: &name, length };
+            writer::run(task, generator(seed, index, &name))?;
+            Ok(ExitCode::SUCCESS)
+        }
+        Some(Command::HoldLock { database, length_ms }) => {
+            writer::hold_lock(&database, Duration::from_millis(length_ms))?;
+            Ok(ExitCode::SUCCESS)
+        }
+        Some(Command::Takeover { rounds, json, postrider }) => {
+            ensure!(rounds > 0, "--rounds is 0; measure at least once");
+            takeover::run(&binary(postrider)?, rounds, json)
+        }
+        None => schedules(&cli.schedules),
+    }
+}
+
+fn binary(given: Option<PathBuf>) -> Result<PathBuf> {
+    let beside = || -> Result<PathBuf> {
+        Ok(std::env::current_exe().context("find the own binary")?.with_file_name("postrider"))
+    };
+    let path = given.map_or_else(beside, Ok)?;
+    ensure!(path.is_file(), "there is no relay at {}: build it first", path.display());
+    std::path::absolute(path).context("find the relay's binary")
+}
+
+fn schedules(args: &Schedules) -> Result<ExitCode> {
+    let Source::Sqlite = args.source;
+    ensure!(args.jobs > 0, "--jobs is 0; run at least one schedule at a time");
+    let binary = binary(args.postrider.clone())?;
+    if std::env::var_os(IN_NAMESPACE).is_none() {
+        return Err(again_in_a_namespace());
+    }
+    let indices = match args.only {
+        Some(only) => vec![only],
+        // Every second theme with each sink; together they come near all.
+        None if args.smoke => (0..SMOKE_SCHEDULES).collect(),
+        None => (args.from..args.from.saturating_add(args.schedules)).collect(),
+    };
+    let sinks = args.sink.map_or(vec![SinkKind::Webhook, SinkKind::Jsonl], |sink| vec![sink]);
+    let mut code = ExitCode::SUCCESS;
+    for (at, sink) in sinks.into_iter().enumerate() {
+        let shift = if args.smoke { at as u64 } else { 0 };
+        let indices =
+            indices.iter().map(|index| if args.smoke { index * 3 + shift } else { *index });
+        let campaign = Campaign {
+            sink,
+            seed: args.seed,
+            indices: indices.collect(),
+            jobs: args.jobs,
+            json: args.json,
+        };
+        let sum = campaign::run(&campaign, &binary);
+        if sum.exit_code() != ExitCode::SUCCESS {
+            code = ExitCode::FAILURE;
+        }
+    }
+    Ok(code)
+}
+
+/// Small disks are mounted in a mount namespace, so that none outlives the run. Returns only when
+/// that is impossible.
+fn again_in_a_namespace() -> anyhow::Error {
+    let own = match std::env::current_exe() {
+        Ok(own) => own,
+        Err(error) => return error.into(),
+    };
+    let mut unshare = Process::new("unshare");
+    unshare.arg("--mount");
+    if !rustix::process::geteuid().is_root() {
+        unshare.arg("--map-root-user");
+    }
+    unshare.arg("--").arg(own).args(std::env::args_os().skip(1)).env(IN_NAMESPACE, "1");
+    let error = unshare.exec();
+    anyhow::Error::new(error).context("enter a mount namespace (unshare, of util-linux)")
+}

@@ -1,0 +1,228 @@
+//! Relay processes: the real binary, started, stopped, killed and started again.
+//!
+//! What lives here: their configuration files, their starts and signals. What does not: when.
+//! Invariant: every start has a number of its own, which the receiver hears and the log carries;
+//! no relay outlives the thread that started it.
+
+use std::fmt::Write as _;
+use std::fs::File;
+use std::net::SocketAddr;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::clock::MovedClock;
+use crate::request::RELAY_HEADER;
+use crate::world::SINK;
+
+/// Where relays deliver to.
+#[derive(Debug, Clone)]
+pub enum Target {
+    /// The receiver.
+    Webhook {
+        /// Where it listens.
+        address: SocketAddr,
+        /// What it verifies with, and relays sign with.
+        signing_key: String,
+    },
+    /// A file.
+    Jsonl {
+        /// The file.
+        path: PathBuf,
+        /// When it rotates.
+        rotate_bytes: Option<u64>,
+    },
+}
+
+/// What all relays of a schedule share.
+#[derive(Debug, Clone)]
+pub struct Setup {
+    /// The binary.
+    pub binary: PathBuf,
+    /// Where configurations and logs go.
+    pub folder: PathBuf,
+    /// The outbox.
+    pub database: PathBuf,
+    /// Where to.
+    pub target: Target,
+    /// Time to live of a lease.
+    pub lease_ttl: Duration,
+    /// Retention, if any.
+    pub retention: Option<Duration>,
+    /// The wall clock that they see, if it can be moved.
+    pub clock: Option<MovedClock>,
+}
+
+/// A named place and the passage at which to die there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Failpoint {
+    /// The place.
+    pub name: &'static str,
+    /// The passage.
+    pub count: u32,
+}
+
+/// What a relay logs once everything is set up.
+const DELIVERING: &[u8] = b"delivering";
+
+/// A relay's process.
+pub struct Relay {
+    /// Its start's number.
+    pub number: usize,
+    child: Child,
+    log: PathBuf,
+    /// Whether it may die at a failpoint that it has not passed yet.
+    armed: bool,
+}
+
+impl Setup {
+    /// The configuration of start `number`.
+    fn configuration(&self, number: usize) -> String {
+        let mut text = format!("[source]\nkind = \"sqlite\"\nurl = {:?}\n", self.database);
+        text.push_str("\n[[sink]]\n");
+        let more = match &self.target {
+            Target::Webhook { address, signing_key } => format!(
+                "kind = \"webhook\"\nurl = \"http://{address}/\"\nallow_private = true\n\
+                 signing_keys = [\"{signing_key}\"]\nheaders = {{ {RELAY_HEADER} = \"{number}\" }}\n\
+                 timeout_ms = 1500\nconcurrency = 8\n"
+            ),
+            Target::Jsonl { path, rotate_bytes } => {
+                let rotation = rotate_bytes.map(|bytes| format!("rotate_bytes = {bytes}\n"));
+                format!("kind = \"jsonl\"\npath = {path:?}\n{}", rotation.unwrap_or_default())
+            }
+        };
+        let retention = self.retention.map_or("\"off\"".to_owned(), |keep| {
+            format!("\"{}ms\"\nprune_every = \"150ms\"", keep.as_millis())
+        });
+        write!(
+            text,
+            "name = \"{SINK}\"\n{more}base_delay = \"20ms\"\nmax_delay = \"300ms\"\n\
+             \n[relay]\nlease_ttl = \"{}ms\"\nretention = {retention}\n\
+             \n[admin]\nlisten = \"off\"\n\n[log]\nlevel = \"info\"\n",
+            self.lease_ttl.as_millis()
+        )
+        .expect("writing to memory does not fail");
+        text
+    }
+
+    /// Starts a relay.
+    ///
+    /// # Errors
+    /// When the system starts no process.
+    pub fn start(&self, number: usize, failpoint: Option<Failpoint>) -> Result<Relay> {
+        let file = self.folder.join(format!("relay-{number}.toml"));
+        std::fs::write(&file, self.configuration(number)).context("write a configuration")?;
+        let log = self.folder.join(format!("relay-{number}.log"));
+        let stderr = File::create(&log).context("make a relay's log")?;
+        let mut command = bound_to_us(&self.binary);
+        command.arg("--config").arg(&file).arg("run");
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(stderr);
+        for (name, _) in std::env::vars_os() {
+            if name.to_string_lossy().starts_with("POSTRIDER_") {
+                command.env_remove(name);
+            }
+        }
+        if let Some(Failpoint { name, count }) = failpoint {
+            command.env("POSTRIDER_FAILPOINT", format!("{name}:{count}"));
+        }
+        if let Some(clock) = &self.clock {
+            clock.show_to(&mut command);
+        }
+        let child = command.spawn().context("start a relay")?;
+        Ok(Relay { number, child, log, armed: failpoint.is_some() })
+    }
+}
+
+/// A command whose process is killed when the thread that starts it ends, whatever ends it.
+pub fn bound_to_us(program: &Path) -> Command {
+    let mut command = Command::new("setpriv");
+    command.args(["--pdeathsig", "KILL", "--"]).arg(program);
+    command
+}
+
+/// Sends a signal to a process of ours.
+///
+/// # Errors
+/// When it is gone.
+pub fn signal(child: &Child, signal: Signal) -> Result<()> {
+    let id = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
+    kill_process(id.context("a process has an id")?, signal).context("send a signal")
+}
+
+impl Relay {
+    /// Its process id, which is part of the name under which it holds leases.
+    pub fn process_id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Whether it has come so far that a signal to stop is heard.
+    ///
+    /// # Errors
+    /// When its log can't be read.
+    pub fn listens(&self) -> Result<bool> {
+        let log = std::fs::read(&self.log).context("read a relay's log")?;
+        Ok(log.windows(DELIVERING.len()).any(|window| window == DELIVERING))
+    }
+
+    /// Sends it a signal.
+    ///
+    /// # Errors
+    /// When it is gone.
+    pub fn signal(&self, wanted: Signal) -> Result<()> {
+        signal(&self.child, wanted)
+    }
+
+    /// Whether it may die at a failpoint.
+    pub fn is_armed(&self) -> bool {
+        self.armed
+    }
+
+    /// How it ended, if it has.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn ended(&mut self) -> Result<Option<ExitStatus>> {
+        self.child.try_wait().context("look after a relay")
+    }
+
+    /// Kills it and waits for its end.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn kill(&mut self) -> Result<()> {
+        self.child.kill().context("kill a relay")?;
+        self.child.wait().context("wait for a killed relay").map(drop)
+    }
+
+    /// Waits until it has ended in order.
+    ///
+    /// # Errors
+    /// When it ends otherwise or not in time.
+    pub fn finish(&mut self, within: Duration) -> Result<()> {
+        let until = std::time::Instant::now() + within;
+        loop {
+            if let Some(status) = self.ended()? {
+                let died = self.armed && status.signal() == Some(Signal::KILL.as_raw());
+                if status.success() || died {
+                    return Ok(());
+                }
+                bail!("relay {} ended with {status} after SIGTERM", self.number);
+            }
+            if std::time::Instant::now() > until {
+                bail!("relay {} did not end within {within:?} after SIGTERM", self.number);
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+impl Drop for Relay {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

@@ -1,0 +1,391 @@
+//! The processes of one schedule, and what each fault does to them.
+//!
+//! What lives here: starting, watching and disturbing relays, writers and their surroundings. What
+//! does not: when a schedule is over and what it proves (`play.rs`).
+//! Invariant: a relay that ends is started again, as any supervisor would; only a death that was
+//! asked for, or the code for "not ready", is taken as normal.
+
+use std::os::unix::process::ExitStatusExt;
+use std::process::Child;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use rustix::process::Signal;
+
+use crate::allowance::{Incidents, Pause};
+use crate::deliveries::Mark;
+use crate::lines;
+use crate::play::Ending;
+use crate::relays::{Failpoint, Relay, Setup, bound_to_us};
+use crate::schedule::{Fault, Schedule};
+use crate::world::World;
+
+/// A supervisor's pause before it starts a dead process again.
+const RESTART_AFTER: Duration = Duration::from_millis(100);
+/// `postrider run` ends with it when the database can't be used for now.
+const NOT_READY: i32 = 3;
+
+/// Where one of the relays stands.
+enum Slot {
+    /// It runs.
+    Up(Relay),
+    /// It was stopped by SIGSTOP.
+    Stopped(Relay),
+    /// It was told to end.
+    Leaving(Relay),
+    /// It is dead; its start is due.
+    Down,
+}
+
+/// What is to be done at its time.
+enum Action {
+    Begin(Fault),
+    Start { slot: usize, failpoint: Option<Failpoint> },
+    Resume { slot: usize },
+    FreeDisk,
+    EndOutage,
+}
+
+/// One schedule's processes.
+pub struct Stage<'a> {
+    schedule: &'a Schedule,
+    world: &'a World,
+    ending: Ending,
+    setup: Setup,
+    slots: Vec<Slot>,
+    starts: usize,
+    writers: Vec<Child>,
+    lock: Option<Child>,
+    due: Vec<(Duration, Action)>,
+    begun: Instant,
+    /// The moment of each take-over, by its number.
+    marks: Vec<Mark>,
+    pauses: Vec<Pause>,
+    findings: Vec<String>,
+    clock_seconds: i64,
+    faults: usize,
+}
+
+impl<'a> Stage<'a> {
+    /// A stage with nobody on it.
+    pub fn new(schedule: &'a Schedule, world: &'a World, ending: Ending, setup: Setup) -> Self {
+        let steps = schedule.steps.iter();
+        Self {
+            schedule,
+            world,
+            ending,
+            setup,
+            slots: Vec::new(),
+            starts: 0,
+            writers: Vec::new(),
+            lock: None,
+            due: steps.map(|step| (step.at, Action::Begin(step.fault.clone()))).collect(),
+            begun: Instant::now(),
+            marks: Vec::new(),
+            pauses: Vec::new(),
+            findings: Vec::new(),
+            clock_seconds: 0,
+            faults: 0,
+        }
+    }
+
+    /// The schedule's world.
+    pub fn world(&self) -> &World {
+        self.world
+    }
+
+    /// The sink's end.
+    pub fn ending(&self) -> &Ending {
+        &self.ending
+    }
+
+    /// How many faults were made.
+    pub fn faults(&self) -> usize {
+        self.faults
+    }
+
+    /// Starts everybody.
+    ///
+    /// # Errors
+    /// When a process can't be started.
+    pub fn open(&mut self, relays: usize, writers: usize) -> Result<()> {
+        for slot in 0..relays {
+            self.slots.push(Slot::Down);
+            self.start(slot, None)?;
+        }
+        for writer in 0..writers {
+            let child = self.writer(writer)?;
+            self.writers.push(child);
+        }
+        self.begun = Instant::now();
+        Ok(())
+    }
+
+    fn writer(&self, writer: usize) -> Result<Child> {
+        let own = std::env::current_exe().context("find the own binary")?;
+        let mut command = bound_to_us(&own);
+        command.arg("writer").arg(self.world.database());
+        command.arg("--length-ms").arg(self.schedule.writing.as_millis().to_string());
+        command.arg("--name").arg(format!("writer-{writer}"));
+        command.arg("--seed").arg(self.schedule.seed.to_string());
+        command.arg("--index").arg(self.schedule.index.to_string());
+        if let Some(clock) = &self.setup.clock {
+            clock.show_to(&mut command);
+        }
+        command.spawn().context("start a writer")
+    }
+
+    fn start(&mut self, slot: usize, failpoint: Option<Failpoint>) -> Result<()> {
+        self.starts += 1;
+        self.slots[slot] = Slot::Up(self.setup.start(self.starts, failpoint)?);
+        Ok(())
+    }
+
+    fn at(&mut self, after: Duration, action: Action) {
+        self.due.push((self.begun.elapsed() + after, action));
+    }
+
+    /// Whether anything is still to go wrong, or to be put right by itself.
+    pub fn faults_are_left(&self) -> bool {
+        !self.due.is_empty()
+    }
+
+    /// Whether anybody still writes.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn writers_are_left(&mut self) -> Result<bool> {
+        for writer in &mut self.writers {
+            if writer.try_wait().context("look after a writer")?.is_none() {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Does what is due, and sees who died and which leases changed hands.
+    ///
+    /// # Errors
+    /// The machine's.
+    pub fn tick(&mut self) -> Result<()> {
+        self.note_takeovers()?;
+        let now = self.begun.elapsed();
+        while let Some(at) = self.due.iter().position(|(at, _)| *at <= now) {
+            let (_, action) = self.due.remove(at);
+            self.act(action)?;
+        }
+        for slot in 0..self.slots.len() {
+            self.look_after(slot)?;
+        }
+        Ok(())
+    }
+
+    fn note_takeovers(&mut self) -> Result<()> {
+        // A database that can't be read for a moment is looked at again at the next tick.
+        let Ok(newest) = self.world.newest_takeover() else { return Ok(()) };
+        let newest = usize::try_from(newest).unwrap_or_default();
+        if self.marks.len() < newest {
+            let mark = self.ending.mark()?;
+            self.marks.resize(newest, mark);
+        }
+        Ok(())
+    }
+
+    fn look_after(&mut self, slot: usize) -> Result<()> {
+        let (Slot::Up(relay) | Slot::Leaving(relay)) = &mut self.slots[slot] else { return Ok(()) };
+        let Some(status) = relay.ended()? else { return Ok(()) };
+        let (number, relay_armed) = (relay.number, relay.is_armed());
+        let leaving = matches!(self.slots[slot], Slot::Leaving(_));
+        let killed = status.signal() == Some(Signal::KILL.as_raw());
+        let expected = killed && relay_armed || leaving && status.success();
+        if !expected && status.code() != Some(NOT_READY) {
+            self.findings.push(format!("relay {number} ended with {status}"));
+        }
+        self.slots[slot] = Slot::Down;
+        let after = if leaving { Duration::ZERO } else { RESTART_AFTER };
+        self.at(after, Action::Start { slot, failpoint: None });
+        Ok(())
+    }
+
+    fn act(&mut self, action: Action) -> Result<()> {
+        match action {
+            Action::Begin(fault) => {
+                self.faults += 1;
+                self.begin(fault)
+            }
+            Action::Start { slot, failpoint } => match self.slots[slot] {
+                Slot::Down => self.start(slot, failpoint),
+                Slot::Up(_) | Slot::Stopped(_) | Slot::Leaving(_) => Ok(()),
+            },
+            Action::Resume { slot } => self.resume(slot),
+            Action::FreeDisk => self.world.free_disk(),
+            Action::EndOutage => {
+                if let Ending::Webhook(receiver) = &self.ending {
+                    receiver.set_outage(None);
+                }
+                Ok(())
+            }
+        }
+    }
+
+    fn begin(&mut self, fault: Fault) -> Result<()> {
+        match fault {
+            Fault::Kill { slot, down } => self.kill(slot, down, None),
+            Fault::Failpoint { slot, name, count } => {
+                self.kill(slot, Duration::ZERO, Some(Failpoint { name, count }))
+            }
+            Fault::Pause { slot, length } => self.stop(slot, length),
+            Fault::HandOver { slot } => self.hand_over(slot),
+            Fault::KillWriter { writer } => {
+                self.writers[writer].kill().context("kill a writer")?;
+                self.writers[writer].wait().context("wait for a killed writer").map(drop)
+            }
+            Fault::Lock { length } => self.hold_lock(length),
+            Fault::FillDisk { length } => {
+                self.world.fill_disk()?;
+                self.at(length, Action::FreeDisk);
+                Ok(())
+            }
+            Fault::MoveClock { by_seconds } => {
+                self.clock_seconds += by_seconds;
+                let clock = self.setup.clock.as_ref().context("the clock can be moved")?;
+                clock.move_by(self.clock_seconds)
+            }
+            Fault::Requeue => {
+                // Locked or full: whoever asked would ask again, and the healing does.
+                let _ = self.world.requeue_all();
+                Ok(())
+            }
+            Fault::TearLine => match &self.ending {
+                Ending::Jsonl(folder) => lines::tear(folder),
+                Ending::Webhook(_) => Ok(()),
+            },
+            Fault::Outage { kind, length } => {
+                if let Ending::Webhook(receiver) = &self.ending {
+                    receiver.set_outage(Some(kind));
+                    self.at(length, Action::EndOutage);
+                }
+                Ok(())
+            }
+        }
+    }
+
+    fn kill(&mut self, slot: usize, down: Duration, failpoint: Option<Failpoint>) -> Result<()> {
+        match &mut self.slots[slot] {
+            Slot::Up(relay) | Slot::Stopped(relay) | Slot::Leaving(relay) => relay.kill()?,
+            Slot::Down => {}
+        }
+        self.slots[slot] = Slot::Down;
+        self.at(down, Action::Start { slot, failpoint });
+        Ok(())
+    }
+
+    fn stop(&mut self, slot: usize, length: Duration) -> Result<()> {
+        let Slot::Up(relay) = &self.slots[slot] else { return Ok(()) };
+        if relay.signal(Signal::STOP).is_err() {
+            // It died a moment ago: the next tick finds it.
+            return Ok(());
+        }
+        let (number, process_id) = (relay.number, relay.process_id());
+        let newest_seq = self.world.newest_seq()?;
+        self.pauses.push(Pause { relay: number, process_id, newest_seq });
+        if let Slot::Up(relay) = std::mem::replace(&mut self.slots[slot], Slot::Down) {
+            self.slots[slot] = Slot::Stopped(relay);
+        }
+        self.at(length, Action::Resume { slot });
+        Ok(())
+    }
+
+    fn resume(&mut self, slot: usize) -> Result<()> {
+        match std::mem::replace(&mut self.slots[slot], Slot::Down) {
+            Slot::Stopped(relay) => {
+                relay.signal(Signal::CONT)?;
+                self.slots[slot] = Slot::Up(relay);
+            }
+            other => self.slots[slot] = other,
+        }
+        Ok(())
+    }
+
+    fn hand_over(&mut self, slot: usize) -> Result<()> {
+        let Slot::Up(relay) = &self.slots[slot] else { return Ok(()) };
+        if !relay.listens()? {
+            self.at(RESTART_AFTER, Action::Begin(Fault::HandOver { slot }));
+            self.faults -= 1;
+            return Ok(());
+        }
+        if relay.signal(Signal::TERM).is_err() {
+            return Ok(());
+        }
+        if let Slot::Up(relay) = std::mem::replace(&mut self.slots[slot], Slot::Down) {
+            self.slots[slot] = Slot::Leaving(relay);
+        }
+        Ok(())
+    }
+
+    fn hold_lock(&mut self, length: Duration) -> Result<()> {
+        let own = std::env::current_exe().context("find the own binary")?;
+        let mut command = bound_to_us(&own);
+        command.arg("hold-lock").arg(self.world.database());
+        command.arg("--length-ms").arg(length.as_millis().to_string());
+        self.lock = Some(command.spawn().context("start the lock's holder")?);
+        Ok(())
+    }
+
+    /// Puts everything right.
+    ///
+    /// # Errors
+    /// The machine's.
+    pub fn heal(&mut self) -> Result<()> {
+        if let Ending::Webhook(receiver) = &self.ending {
+            receiver.heal();
+        }
+        if let Some(mut lock) = self.lock.take() {
+            lock.wait().context("wait for the lock's holder")?;
+        }
+        Ok(())
+    }
+
+    /// Stops every relay in order.
+    ///
+    /// # Errors
+    /// When one does not end, or not with success.
+    pub fn close(&mut self, within: Duration) -> Result<()> {
+        for slot in std::mem::take(&mut self.slots) {
+            let (Slot::Up(mut relay) | Slot::Stopped(mut relay) | Slot::Leaving(mut relay)) = slot
+            else {
+                continue;
+            };
+            let until = Instant::now() + within;
+            while relay.ended()?.is_none() && !relay.listens()? && Instant::now() < until {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            if relay.ended()?.is_none() {
+                relay.signal(Signal::TERM)?;
+                relay.finish(within)?;
+            }
+        }
+        self.note_takeovers()
+    }
+
+    /// What happened to leases, and what was found on the way.
+    ///
+    /// # Errors
+    /// The database's.
+    pub fn incidents(&mut self) -> Result<(Incidents, Vec<String>)> {
+        self.note_takeovers()?;
+        let takeovers = self.world.takeovers()?;
+        let takeovers = takeovers.into_iter().zip(self.marks.iter().cloned()).collect();
+        let incidents = Incidents { takeovers, pauses: self.pauses.clone() };
+        Ok((incidents, std::mem::take(&mut self.findings)))
+    }
+}
+
+impl Drop for Stage<'_> {
+    fn drop(&mut self) {
+        for child in self.writers.iter_mut().chain(&mut self.lock) {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}

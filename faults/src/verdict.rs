@@ -1,0 +1,193 @@
+//! One schedule's verdict, and whether it passes.
+//!
+//! What lives here: the oracle's counts with what only this runner knows beside them: duplicates
+//! that no fault accounts for, transactions torn apart, accounts that do not add up. What does not:
+//! the oracle (`postrider-conformance`) and the allowance.
+//! Invariant: a schedule passes only if every count does, event by event; nothing evens out.
+
+use std::collections::HashMap;
+
+use postrider_conformance::oracle::{Appended, Run, Verdict};
+use postrider_conformance::sink::Delivered;
+
+use crate::allowance::{Incidents, allowed};
+use crate::deliveries::Arrived;
+use crate::world::Committed;
+
+/// What the schedule's database says at the end.
+#[derive(Debug, Clone, Default)]
+pub struct Accounts {
+    /// Every committed event, in the order of commits.
+    pub committed: Vec<Committed>,
+    /// Events in the outbox whose business row is missing.
+    pub events_alone: i64,
+    /// Business rows whose event is missing.
+    pub rows_alone: i64,
+    /// Events that the checkpoints count as published.
+    pub published: i64,
+    /// Events pending or among the dead letters after all has healed.
+    pub unsettled: i64,
+}
+
+/// The counts of one schedule.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Judgement {
+    /// The oracle's counts.
+    pub verdict: Verdict,
+    /// How many duplicates the faults account for.
+    pub duplicates_allowed: u64,
+    /// What is wrong, for people; empty if nothing is.
+    pub findings: Vec<String>,
+}
+
+impl Judgement {
+    /// Whether every promise was kept.
+    pub fn passed(&self) -> bool {
+        let run = Run { duplicates_allowed: self.duplicates_allowed, ..Run::default() };
+        self.verdict.holds(&run) && self.findings.is_empty()
+    }
+}
+
+/// Compares what was committed with what arrived.
+pub fn judge(accounts: &Accounts, arrived: &Arrived, incidents: &Incidents) -> Judgement {
+    let committed = &accounts.committed;
+    let rows: Vec<Appended> =
+        committed.iter().map(|event| Appended { message: event.message.clone() }).collect();
+    let log: Vec<Delivered> =
+        arrived.deliveries.iter().map(|delivery| delivery.message.clone()).collect();
+    let mut verdict = Verdict::judge(&rows, &log);
+    // What can't be read is an altered message at best.
+    verdict.altered += arrived.unreadable.len() as u64;
+    let allowed = allowed(committed, arrived, incidents);
+    let mut findings = Vec::new();
+    let mut extra: HashMap<_, u64> = HashMap::new();
+    for message in &log {
+        *extra.entry(message.id).or_default() += 1;
+    }
+    let unexplained: u64 = extra
+        .iter()
+        .map(|(id, times)| (times - 1).saturating_sub(allowed.get(id).copied().unwrap_or(0)))
+        .sum();
+    let mut find = |count: u64, what: &str| {
+        if count > 0 {
+            findings.push(format!("{count} {what}"));
+        }
+    };
+    find(verdict.missing, "committed events never arrived");
+    find(verdict.inversions, "events arrived behind a later one of their key");
+    find(verdict.phantom, "events arrived that were never committed");
+    find(verdict.altered, "events arrived altered or unreadable");
+    find(unexplained, "duplicates that no fault accounts for");
+    find(accounts.events_alone.unsigned_abs(), "events without their business row");
+    find(accounts.rows_alone.unsigned_abs(), "business rows without their event");
+    find(accounts.unsettled.unsigned_abs(), "events still pending or among the dead letters");
+    if accounts.published != committed.len() as i64 {
+        let (published, committed) = (accounts.published, committed.len());
+        findings.push(format!("checkpoints count {published} events as published of {committed}"));
+    }
+    findings.extend(arrived.unreadable.iter().take(3).cloned());
+    Judgement { verdict, duplicates_allowed: allowed.values().sum(), findings }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use postrider_core::EventId;
+    use uuid::Uuid;
+
+    use super::*;
+    use crate::deliveries::{Delivery, Place};
+
+    /// An event of key `k` with its number as payload.
+    pub(crate) fn message(id: u128) -> Delivered {
+        Delivered {
+            id: EventId::from_uuid(Uuid::from_u128(id)),
+            key: "k".into(),
+            topic: "t".into(),
+            event_type: "T".into(),
+            content_type: "text/plain".into(),
+            headers: vec![],
+            payload: id.to_string().into_bytes(),
+        }
+    }
+
+    fn accounts(ids: &[u128]) -> Accounts {
+        let committed = ids.iter().enumerate().map(|(at, id)| Committed {
+            message: message(*id),
+            partition: "0/1".into(),
+            seq: at as i64 + 1,
+        });
+        Accounts {
+            committed: committed.collect(),
+            published: ids.len() as i64,
+            ..Accounts::default()
+        }
+    }
+
+    fn arrived(ids: &[u128]) -> Arrived {
+        let deliveries = ids.iter().enumerate().map(|(at, id)| Delivery {
+            message: message(*id),
+            place: Place::Request { begun: at as u64, relay: 1 },
+        });
+        Arrived { deliveries: deliveries.collect(), ..Arrived::default() }
+    }
+
+    fn judged(accounts: &Accounts, arrived: &Arrived) -> Judgement {
+        judge(accounts, arrived, &Incidents::default())
+    }
+
+    #[test]
+    fn a_faithful_schedule_passes() {
+        let judgement = judged(&accounts(&[1, 2, 3]), &arrived(&[1, 2, 3]));
+        assert!(judgement.passed(), "{judgement:?}");
+        assert_eq!(judgement.verdict.delivered, 3);
+    }
+
+    #[test]
+    fn each_planted_fault_fails_under_its_own_count() {
+        let told = |ids: &[u128]| judged(&accounts(&[1, 2, 3]), &arrived(ids));
+        let loss = told(&[1, 3]);
+        assert_eq!((loss.passed(), loss.verdict.missing), (false, 1));
+        let twice = told(&[1, 2, 2, 3]);
+        assert_eq!((twice.passed(), twice.verdict.duplicates), (false, 1));
+        let overtaken = told(&[1, 3, 2]);
+        assert_eq!((overtaken.passed(), overtaken.verdict.inversions), (false, 1));
+        let phantom = told(&[1, 2, 3, 9]);
+        assert_eq!((phantom.passed(), phantom.verdict.phantom), (false, 1));
+        let mut changed = arrived(&[1, 2, 3]);
+        changed.deliveries[1].message.payload.push(0);
+        let altered = judged(&accounts(&[1, 2, 3]), &changed);
+        assert_eq!((altered.passed(), altered.verdict.altered), (false, 1));
+    }
+
+    #[test]
+    fn a_duplicate_is_forgiven_only_to_the_event_that_a_fault_touched() {
+        let mut twice = arrived(&[1, 2, 2, 3]);
+        twice.withheld = vec![message(2).id];
+        assert!(judged(&accounts(&[1, 2, 3]), &twice).passed());
+        twice.withheld = vec![message(3).id];
+        let other = judged(&accounts(&[1, 2, 3]), &twice);
+        assert_eq!(other.verdict.duplicates, other.duplicates_allowed);
+        assert!(!other.passed(), "another event's allowance does not count");
+    }
+
+    #[test]
+    fn a_torn_transaction_an_open_event_and_a_wrong_sum_fail() {
+        let complete = arrived(&[1, 2, 3]);
+        type Change = fn(&mut Accounts);
+        let changes: [Change; 4] = [
+            |accounts| accounts.events_alone = 1,
+            |accounts| accounts.rows_alone = 1,
+            |accounts| accounts.unsettled = 1,
+            |accounts| accounts.published = 2,
+        ];
+        for change in changes {
+            let mut accounts = accounts(&[1, 2, 3]);
+            change(&mut accounts);
+            let judgement = judged(&accounts, &complete);
+            assert_eq!((judgement.passed(), judgement.findings.len()), (false, 1));
+        }
+        let mut garbled = complete.clone();
+        garbled.unreadable.push("a request without a signature".into());
+        assert!(!judged(&accounts(&[1, 2, 3]), &garbled).passed());
+    }
+}
