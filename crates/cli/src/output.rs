@@ -182,8 +182,9 @@ pub(crate) fn is_interactive() -> bool {
 /// as `\u{…}` (or `\n`, `\t`, `\r`), so that it can neither command a terminal nor fool an eye.
 pub(crate) fn escape(text: &str) -> Cow<'_, str> {
     let unsafe_on_screen = |c: char| {
-        c.is_control()
-            || matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+        let marks = ['\u{200e}', '\u{200f}'].contains(&c);
+        let directions = matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+        c.is_control() || marks || directions
     };
     if !text.contains(unsafe_on_screen) {
         return Cow::Borrowed(text);

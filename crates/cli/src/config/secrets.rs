@@ -73,7 +73,8 @@ fn file(path: &Path) -> Result<String, String> {
     }
     if facts.len() > MAX_FILE_BYTES {
         return Err(format!(
-            "{shown} has {} bytes; {MAX_FILE_BYTES} are allowed: name a file that holds only the value",
+            "{shown} has {} bytes; {MAX_FILE_BYTES} are allowed: name a file that holds only the \
+             value",
             facts.len()
         ));
     }

@@ -42,6 +42,24 @@ fn tail_shows_events_in_order_and_payloads_only_when_asked() {
 }
 
 #[test]
+fn tail_keeps_the_order_of_positions_where_partitions_fill_pages_unevenly() {
+    let home = Home::with_outbox();
+    // Several pages of one key beside a single page of another; the hash parts the two.
+    let events: Vec<_> = (0..900)
+        .map(|number| (if number % 6 == 0 { "rare" } else { "often" }, "Happened"))
+        .collect();
+    home.append(&events);
+    let args = ["tail", "--source", "app.db", "--from", "oldest", "--no-follow", "--json"];
+    let lines = home.postrider(&args).expect(0).json_lines();
+    assert_eq!(lines.len(), 900);
+    let texts =
+        |name: &str| -> Vec<String> { lines.iter().map(|line| line[name].to_string()).collect() };
+    assert!(texts("position").is_sorted());
+    let partitions: std::collections::HashSet<_> = texts("partition").into_iter().collect();
+    assert_eq!(partitions.len(), 2, "the two keys have to be in two partitions");
+}
+
+#[test]
 fn tail_follows_what_is_appended_later() {
     let home = Home::with_outbox();
     let tail = home.start(&["tail", "--source", "app.db", "--from", "oldest", "--limit", "2"]);

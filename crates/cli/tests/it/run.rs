@@ -123,6 +123,20 @@ fn a_killed_relay_loses_nothing_and_repeats_under_the_same_id() {
 }
 
 #[test]
+fn a_new_sink_begins_where_it_is_told() {
+    let home = Home::with_outbox();
+    home.append(&[("a", "First")]);
+    let tail = ["tail", "--source", "app.db", "--from", "oldest", "--no-follow", "--json"];
+    let first = home.postrider(&tail).expect(0).json()["position"].clone();
+    home.append(&[("a", "Second")]);
+    let path = "path = \"events.jsonl\"";
+    home.write("postrider.toml", CONFIG.replace(path, &format!("{path}\nfrom = {first}")));
+    deliver(&home, 1);
+    let lines = lines(&home);
+    assert!(lines.len() == 1 && lines[0].contains("Second"), "{lines:?}");
+}
+
+#[test]
 fn run_asks_for_init_or_does_it_when_told() {
     let home = Home::new();
     home.write("postrider.toml", CONFIG);
