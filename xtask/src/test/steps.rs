@@ -125,11 +125,12 @@ fn fault_smoke(workspace: &Workspace) -> Result<Outcome> {
 
 /// The folder with the binaries of the tests' own build, or the output that shows why not.
 ///
-/// Steps that run a binary take it from here: integration tests bring it with them, and a build
-/// with another profile or other features would take longer than all tests.
+/// Steps that run a binary take it from here: a build with another profile or other features would
+/// take longer than all tests.
 pub(super) fn test_binaries(workspace: &Workspace) -> Result<Result<PathBuf, String>> {
     let mut build = workspace.cargo();
-    build.args(["test", "--workspace", "--all-features", "--locked", "--no-run", "--tests"]);
+    // With the tests, so that features come out as in their build and nothing is built twice.
+    build.args(["build", "--workspace", "--all-features", "--locked", "--bins", "--tests"]);
     let built = process::run("build", &mut build)?;
     if !built.status.success() {
         return Ok(Err(built.output));
