@@ -24,6 +24,11 @@ Exit codes:
        or has another schema version
   130  stopped by a second signal before the drain was over
 
+Environment:
+  POSTRIDER_CONFIG  the configuration file, as --config
+  POSTRIDER_LOG     the log level, instead of [log] level
+  NO_COLOR          no colours
+
 Examples:
   postrider demo                                 see it work, without any server
   postrider init && postrider run                create the tables, then deliver events
@@ -155,6 +160,11 @@ pub(crate) struct StatusArgs {
 
 /// `tail`.
 #[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  postrider tail --from oldest --no-follow           everything that is kept
+  postrider tail --key order-17 --payload            one key's events from now on
+  postrider tail --from 2026-11-27T22:00:00Z --json  JSON lines for programs")]
 pub(crate) struct TailArgs {
     /// Begin at oldest, now, a time (RFC 3339) or a position
     #[arg(long, value_name = "PLACE", default_value = "now", value_parser = read_start)]
@@ -178,6 +188,12 @@ pub(crate) struct TailArgs {
 
 /// `dead-letters`.
 #[derive(Debug, Subcommand)]
+#[command(after_help = "\
+Examples:
+  postrider dead-letters list --state parked     what needs a person
+  postrider dead-letters show 17 --payload       one of them, whole
+  postrider dead-letters requeue --key order-17  send a key's events again, in order
+  postrider dead-letters skip --id 17 --yes      give one up; its key goes on")]
 pub(crate) enum DeadLettersCommand {
     /// List them, oldest first
     List {
@@ -267,6 +283,10 @@ pub(crate) enum State {
 
 /// `replay`.
 #[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  postrider replay --from 2026-11-01T00:00:00Z --dry-run    how much would be sent
+  postrider replay --from oldest --sink audit --key order-17")]
 pub(crate) struct ReplayArgs {
     /// Begin at oldest, a time (RFC 3339) or after a position
     #[arg(long, value_name = "PLACE", value_parser = read_start)]

@@ -93,14 +93,14 @@ impl Output {
         self.line(format!("{document:#}"))
     }
 
-    /// A table: a heading (or none) and rows; the last column is not padded.
+    /// A table: a heading and rows; the last column is not padded.
     ///
     /// # Errors
     /// As [`line`](Self::line).
     pub(crate) fn table(&self, heading: &[&str], rows: &[Vec<Cell>]) -> io::Result<()> {
         let heading: Vec<Cell> =
             heading.iter().map(|text| Cell::toned(text, Tone::Strong)).collect();
-        let lines = || std::iter::once(&heading).filter(|row| !row.is_empty()).chain(rows);
+        let lines = || std::iter::once(&heading).chain(rows);
         let columns = lines().map(Vec::len).max().unwrap_or_default();
         let width = |column: usize| {
             lines().filter_map(|row| row.get(column)).map(Cell::width).max().unwrap_or_default()

@@ -110,8 +110,8 @@ pub(super) fn confirm(question: &str, yes: bool) -> Result<()> {
     Ok(())
 }
 
-/// Letters are fetched in pages of this size, so that a long list needs little memory.
-const PAGE: usize = 500;
+/// Letters come with their payloads, so that a page is kept small.
+const PAGE: usize = 16;
 
 async fn list(
     store: &dyn RelayStore,
@@ -119,63 +119,53 @@ async fn list(
     limit: usize,
     output: Output,
 ) -> Result<ExitCode> {
-    let (mut shown, mut after) = (0, None);
-    loop {
+    let (mut shown, mut after, mut rows) = (0, None, Vec::new());
+    while shown < limit {
         let want = PAGE.min(limit - shown);
-        if want == 0 {
-            if !output.json && !store.list(filter, after, 1).await?.is_empty() {
-                output.line(output.paint(Tone::Faint, "there are more; raise --limit"))?;
-            }
-            break;
-        }
         let page = store.list(filter, after, want).await.context("list dead letters")?;
-        if page.is_empty() {
-            break;
-        }
-        print_page(&page, output, shown == 0)?;
+        let Some(last) = page.last() else { break };
+        after = Some(last.id);
         shown += page.len();
-        after = page.last().map(|letter| letter.id);
+        for letter in &page {
+            if output.json {
+                output.json_line(&letter_json(letter, false))?;
+            } else {
+                rows.push(row(letter));
+            }
+        }
     }
-    if shown == 0 && !output.json {
+    if output.json {
+        return Ok(ExitCode::SUCCESS);
+    }
+    if rows.is_empty() {
         output.line("no dead letters")?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let heading = ["ID", "STATE", "SINK", "KEY", "TYPE", "PARKED", "TRIES", "REASON"];
+    output.table(&heading, &rows)?;
+    if shown == limit && !store.list(filter, after, 1).await?.is_empty() {
+        output.line(output.paint(Tone::Faint, "there are more; raise --limit"))?;
     }
     Ok(ExitCode::SUCCESS)
 }
 
-fn print_page(page: &[DeadLetter], output: Output, first: bool) -> Result<()> {
-    if output.json {
-        for letter in page {
-            output.json_line(&letter_json(letter, false))?;
+fn row(letter: &DeadLetter) -> Vec<Cell> {
+    let (key, event_type) = match &letter.entry {
+        Entry::Record(record) => (record.event.key().as_str(), record.event.event_type().as_str()),
+        Entry::Malformed(malformed) => {
+            (malformed.key.as_ref().map_or("", |key| key.as_str()), "(unreadable)")
         }
-        return Ok(());
-    }
-    let rows: Vec<_> = page
-        .iter()
-        .map(|letter| {
-            let (key, event_type) = match &letter.entry {
-                Entry::Record(record) => {
-                    (record.event.key().as_str(), record.event.event_type().as_str())
-                }
-                Entry::Malformed(malformed) => {
-                    (malformed.key.as_ref().map_or("", |key| key.as_str()), "(unreadable)")
-                }
-            };
-            vec![
-                Cell::number(letter.id.get()),
-                Cell::toned(state_name(letter.state), tone(letter.state)),
-                Cell::plain(letter.consumer.as_str()),
-                Cell::plain(key),
-                Cell::plain(event_type),
-                Cell::plain(time(letter.parked_at)),
-                Cell::number(u64::from(letter.attempts)),
-                Cell::plain(&letter.reason),
-            ]
-        })
-        .collect();
-    let heading = ["ID", "STATE", "SINK", "KEY", "TYPE", "PARKED", "TRIES", "REASON"];
-    let heading: &[&str] = if first { &heading } else { &[] };
-    output.table(heading, &rows)?;
-    Ok(())
+    };
+    vec![
+        Cell::number(letter.id.get()),
+        Cell::toned(state_name(letter.state), tone(letter.state)),
+        Cell::plain(letter.consumer.as_str()),
+        Cell::plain(key),
+        Cell::plain(event_type),
+        Cell::plain(time(letter.parked_at)),
+        Cell::number(u64::from(letter.attempts)),
+        Cell::plain(&letter.reason),
+    ]
 }
 
 async fn show(

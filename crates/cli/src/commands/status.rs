@@ -25,8 +25,6 @@ use crate::output::{Cell, Output, Tone, escape, roughly, time};
 
 /// A consumer with pending events whose checkpoint has not moved for this long is stuck or dead.
 const STALE_AFTER: Duration = Duration::from_secs(60);
-/// Parked letters are counted up to this.
-const MAX_COUNTED: usize = 1_000;
 
 /// Prints the picture.
 ///
@@ -58,7 +56,8 @@ struct Picture {
     heads: Vec<(String, Position)>,
     leases: Vec<LeaseInfo>,
     progress: Vec<ConsumerProgress>,
-    parked: usize,
+    /// Whether a dead letter waits for a person.
+    any_parked: bool,
 }
 
 /// One consumer, its partitions taken together.
@@ -96,9 +95,10 @@ impl Picture {
             state: Some(DeadLetterState::Parked),
             ..DeadLetterFilter::default()
         };
-        let parked = opened.store.list(&parked, None, MAX_COUNTED).await;
-        let parked = parked.context("count dead letters")?.len();
-        Ok(Self { group, now: SystemClock.now(), heads, leases, progress, parked })
+        // One is enough to know: each comes with its payload.
+        let parked = opened.store.list(&parked, None, 1).await.context("read dead letters")?;
+        let any_parked = !parked.is_empty();
+        Ok(Self { group, now: SystemClock.now(), heads, leases, progress, any_parked })
     }
 
     fn totals(&self) -> BTreeMap<&ConsumerName, Total> {
@@ -156,11 +156,11 @@ impl Picture {
                 warnings.push(format!("sink {name:?} has no checkpoint yet; it has not run"));
             }
         }
-        if self.parked > 0 {
-            let more = if self.parked == MAX_COUNTED { " or more" } else { "" };
+        if self.any_parked {
+            let letters: u64 = totals.values().map(|total| total.parked).sum();
             warnings.push(format!(
-                "{}{more} parked events need a person: postrider dead-letters list --state parked",
-                self.parked
+                "there are {letters} dead letters, and parked ones need a person: postrider \
+                 dead-letters list --state parked"
             ));
         }
         warnings

@@ -45,3 +45,17 @@ fn a_taken_port_is_an_error_when_it_was_asked_for() {
     let address = taken.local_addr().expect("bound").to_string();
     home.postrider(&["demo", "--listen", &address]).expect(1).err_has(&["listen on 127.0.0.1:"]);
 }
+
+#[test]
+fn two_demos_side_by_side_find_a_port_each() {
+    let home = Home::new();
+    let first = home.start(&["demo", "--json"]);
+    let second = home.start(&["demo", "--json"]);
+    let addresses = [&first, &second].map(|demo| address_in(&demo.line_with("\"url\"")));
+    assert_ne!(addresses[0], addresses[1]);
+    for (demo, address) in [first, second].into_iter().zip(addresses) {
+        assert_eq!(http(address, "GET /healthz", "").0, 200);
+        demo.signal(Signal::INT);
+        assert_eq!(demo.ended(), Some(0));
+    }
+}

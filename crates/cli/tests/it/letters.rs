@@ -42,7 +42,10 @@ fn a_refused_event_holds_back_its_key_until_it_is_requeued() {
     let shown = home.postrider(&["dead-letters", "show", &id, "--payload"]).expect(0).out;
     assert!(shown.contains("{\"of\":\"Second\"}"), "{shown}");
     let status = home.postrider(&["status"]).expect(0).out;
-    assert!(status.contains("attention: 1 parked events need a person"), "{status}");
+    assert!(
+        status.contains("attention: there are 2 dead letters, and parked ones need a person"),
+        "{status}"
+    );
 
     receiver.refuse_bodies_with(None);
     let done = home.postrider(&["dead-letters", "requeue", "--key", "a"]).expect(0);
