@@ -219,3 +219,115 @@ fn pause(attempt: u32) -> Duration {
     let (random, _) = Uuid::new_v4().as_u64_pair();
     Duration::from_millis(random % spread_ms)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use async_trait::async_trait;
+    use axum::response::IntoResponse as _;
+    use postrider::{
+        Document, DocumentBatch, DocumentPage, DocumentRead, PageRequest, SavedDocument,
+        SystemClock,
+    };
+
+    use super::*;
+    use crate::receiver::NoJournal;
+    use crate::values::{Address, Company, Name};
+
+    /// A store whose every commit fails alike.
+    struct Failing {
+        commits: AtomicU32,
+        failure: fn() -> DocumentError,
+    }
+
+    fn new_contact() -> NewContact {
+        let name = Name::new("John".into(), "Doe".into()).expect("a valid name");
+        let company = Company::new("Contoso".into(), Address::default()).expect("a valid company");
+        NewContact { name, email: None, description: None, company }
+    }
+
+    #[async_trait]
+    impl DocumentStore for Failing {
+        async fn read(
+            &self,
+            partition_key: &str,
+            id: &str,
+            _: Option<&ETag>,
+        ) -> postrider::Result<DocumentRead> {
+            let contact = Contact::new(Uuid::nil(), new_contact(), Timestamp::default());
+            Ok(DocumentRead::Found(Document {
+                id: id.to_owned(),
+                partition_key: partition_key.to_owned(),
+                document_type: "contact".to_owned(),
+                data: serde_json::to_vec(&contact).expect("serialises").into(),
+                ttl_seconds: -1,
+                deleted: false,
+                etag: ETag::new("\"1\""),
+                written_at: Timestamp::default(),
+            }))
+        }
+
+        async fn read_page(&self, _: &PageRequest) -> postrider::Result<DocumentPage> {
+            Ok(DocumentPage { documents: Vec::new(), continuation: None })
+        }
+
+        async fn commit(&self, _: DocumentBatch) -> Result<Vec<SavedDocument>, DocumentError> {
+            self.commits.fetch_add(1, Ordering::Relaxed);
+            Err((self.failure)())
+        }
+    }
+
+    fn service(failure: fn() -> DocumentError) -> (Service, Arc<Failing>) {
+        let documents = Arc::new(Failing { commits: AtomicU32::new(0), failure });
+        let service = Service::new(Parts {
+            documents: documents.clone(),
+            clock: Arc::new(SystemClock),
+            preconditions: Preconditions::default(),
+            receiver: Receiver::new(None, Arc::new(NoJournal)),
+            draining: CancellationToken::new(),
+        });
+        (service, documents)
+    }
+
+    async fn change(service: &Service) -> u16 {
+        let condition = IfMatch::default();
+        let trace = RequestTrace::default();
+        let changed = service.change(Uuid::nil(), &condition, &trace, Contact::delete).await;
+        changed.expect_err("the commit fails").into_response().status().as_u16()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_change_that_is_overtaken_again_and_again_ends_with_409() {
+        let overtaken =
+            || DocumentError::PreconditionFailed { id: "1".to_owned(), current_etag: None };
+        let (service, store) = service(overtaken);
+        assert_eq!(change(&service).await, 409);
+        assert_eq!(store.commits.load(Ordering::Relaxed), MAX_ATTEMPTS);
+    }
+
+    #[tokio::test]
+    async fn each_failure_of_a_commit_has_its_status_and_is_not_tried_again() {
+        let rows: [(fn() -> DocumentError, u16); 7] = [
+            (|| DocumentError::NotFound { id: "1".to_owned() }, 404),
+            (|| DocumentError::Conflict { id: "1".to_owned() }, 409),
+            (|| DocumentError::TooLarge("too large".to_owned()), 413),
+            (|| postrider::Error::transient("locked").into(), 503),
+            (|| postrider::Error::new(throttled(), "busy").into(), 503),
+            (|| postrider::Error::permanent("refused").into(), 500),
+            (|| postrider::Error::corrupt("damaged").into(), 500),
+        ];
+        for (failure, status) in rows {
+            let (service, store) = service(failure);
+            assert_eq!(change(&service).await, status);
+            assert_eq!(store.commits.load(Ordering::Relaxed), 1);
+            let created = service.create(new_contact(), &RequestTrace::default()).await;
+            let problem = created.expect_err("the commit fails");
+            assert_eq!(problem.into_response().status().as_u16(), status);
+        }
+    }
+
+    fn throttled() -> ErrorKind {
+        ErrorKind::Throttled { retry_after: Some(Duration::from_millis(1_500)) }
+    }
+}

@@ -59,3 +59,27 @@ pub(crate) trait Journal: Send + Sync {
     /// The events after a number, oldest first; of a number below the oldest, those kept.
     async fn after(&self, number: u64, limit: u32) -> Result<Vec<ReceivedEvent>>;
 }
+
+/// A journal that keeps nothing, for tests of what has nothing to do with it.
+#[cfg(test)]
+pub(crate) struct NoJournal;
+
+#[cfg(test)]
+#[async_trait]
+impl Journal for NoJournal {
+    fn identity(&self) -> Uuid {
+        Uuid::nil()
+    }
+
+    fn opened_at(&self) -> u64 {
+        0
+    }
+
+    async fn receive(&self, _: Arrival) -> Result<Receipt> {
+        Ok(Receipt::First)
+    }
+
+    async fn after(&self, _: u64, _: u32) -> Result<Vec<ReceivedEvent>> {
+        Ok(Vec::new())
+    }
+}

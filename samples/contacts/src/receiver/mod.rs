@@ -26,6 +26,8 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
+#[cfg(test)]
+pub(crate) use journal::NoJournal;
 pub use journal::ReceivedEvent;
 pub(crate) use journal::{Journal, Receipt};
 pub(crate) use sqlite::SqliteJournal;
