@@ -23,7 +23,7 @@ use crate::api::{self, IfMatch};
 use crate::config::Preconditions;
 use crate::domain::{Contact, NewContact};
 use crate::problem::{Problem, answer_with_problems};
-use crate::receiver::{self, EventStream, Receiver};
+use crate::receiver::{EventStream, Receiver};
 use crate::trace::{RequestTrace, continue_trace};
 use crate::{page, server};
 
@@ -52,7 +52,6 @@ impl Service {
     /// Everything the service answers: the API, the receiver and the pages.
     pub fn router(&self) -> Router {
         api::routes()
-            .merge(receiver::routes())
             .merge(page::routes())
             .fallback(|| async { Problem::not_found("there is nothing at this path") })
             .method_not_allowed_fallback(|| async { Problem::method_not_allowed() })

@@ -1,6 +1,6 @@
 //! The HTTP API and its OpenAPI document.
 //!
-//! What lives here: the routes. What does not: the receiver of webhooks and the pages.
+//! What lives here: the routes. What does not: what the receiver does (`receiver`), and the pages.
 //! Invariant: the document is made from the same routes that answer, so that they cannot differ.
 
 mod contacts;
@@ -19,6 +19,7 @@ use utoipa_axum::router::OpenApiRouter;
 
 pub(crate) use preconditions::IfMatch;
 
+use crate::receiver;
 use crate::service::Service;
 
 /// Largest request body: a contact with every field at its limit, each character escaped as
@@ -39,6 +40,7 @@ pub(crate) fn routes() -> Router<Service> {
         .merge(contacts::routes())
         .merge(health::routes())
         .layer(DefaultBodyLimit::max(MAX_BODY_BYTES))
+        .merge(receiver::routes())
         .split_for_parts();
     let json = serde_json::to_vec(&document).expect("an OpenAPI document serialises");
     let json = Bytes::from(json);

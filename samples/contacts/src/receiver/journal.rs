@@ -7,6 +7,7 @@ use async_trait::async_trait;
 use postrider::{EventId, Result};
 use serde::Serialize;
 use serde_json::value::RawValue;
+use utoipa::ToSchema;
 use uuid::Uuid;
 
 /// How many of the last events are kept for pages that are opened later.
@@ -22,7 +23,7 @@ pub(crate) struct Arrival {
 }
 
 /// An event in the journal.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, ToSchema)]
 pub struct ReceivedEvent {
     /// Its place in the order of arrival.
     pub number: u64,
@@ -34,6 +35,7 @@ pub struct ReceivedEvent {
     /// The key (a broker's session) within which it keeps its order: the contact's id.
     pub key: String,
     /// The payload, byte for byte.
+    #[schema(value_type = Object)]
     pub payload: Box<RawValue>,
 }
 

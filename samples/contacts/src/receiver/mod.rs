@@ -11,12 +11,10 @@ mod stream;
 
 use std::sync::Arc;
 
-use axum::Router;
 use axum::body::Bytes;
 use axum::extract::rejection::BytesRejection;
 use axum::extract::{DefaultBodyLimit, State};
 use axum::http::{HeaderMap, StatusCode};
-use axum::routing::{get, post};
 use postrider::sinks::webhook::verify::{SignedRequest, Verifier};
 use postrider::sinks::webhook::{SIGNATURE_HEADER, TIMESTAMP_HEADER, WEBHOOK_ID_HEADER};
 use postrider::{EventId, Timestamp};
@@ -24,6 +22,8 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio_util::sync::CancellationToken;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
 use uuid::Uuid;
 
 #[cfg(test)]
@@ -33,7 +33,7 @@ pub(crate) use journal::{Journal, Receipt};
 pub(crate) use sqlite::SqliteJournal;
 pub use stream::EventStream;
 
-use crate::problem::Problem;
+use crate::problem::{Problem, ProblemDocument};
 use crate::service::Service;
 use journal::Arrival;
 
@@ -84,11 +84,11 @@ impl Receiver {
 }
 
 /// The receiver's endpoints.
-pub(crate) fn routes() -> Router<Service> {
-    Router::new()
-        .route("/webhooks/contacts", post(receive))
+pub(crate) fn routes() -> OpenApiRouter<Service> {
+    OpenApiRouter::new()
+        .routes(routes!(receive))
         .layer(DefaultBodyLimit::max(MAX_DELIVERY_BYTES))
-        .route("/api/events", get(stream::follow))
+        .routes(routes!(stream::follow))
 }
 
 /// The signed words of a delivery that this consumer reads.
@@ -100,7 +100,24 @@ struct Words {
     id: Uuid,
 }
 
-/// `POST /webhooks/contacts`: 204 once the event is kept, also when it was kept before.
+/// Receive an event
+#[utoipa::path(post, path = "/webhooks/contacts", tag = "receiver",
+    description = "Takes a delivery that is signed by the rules of Standard Webhooks.",
+    params(
+        ("webhook-id" = String, Header, description = "The event's id"),
+        ("webhook-timestamp" = u64, Header, description = "When it was signed, in seconds"),
+        ("webhook-signature" = String, Header, description = "v1,<HMAC-SHA256 in base 64>"),
+    ),
+    request_body(content = Object, description = "The event's payload"),
+    responses(
+        (status = 204, description = "Kept, now or before"),
+        (status = 400, description = "No contact event", body = ProblemDocument,
+            content_type = "application/problem+json"),
+        (status = 401, description = "The signature does not fit", body = ProblemDocument,
+            content_type = "application/problem+json"),
+        (status = 404, description = "Nothing is received here", body = ProblemDocument,
+            content_type = "application/problem+json"),
+    ))]
 async fn receive(
     State(service): State<Service>,
     headers: HeaderMap,

@@ -21,7 +21,7 @@ use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use super::journal::{Journal, ReceivedEvent};
-use crate::problem::Problem;
+use crate::problem::{Problem, ProblemDocument};
 use crate::service::Service;
 
 const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
@@ -113,7 +113,19 @@ fn messages(
     })
 }
 
-/// `GET /api/events`: what arrived and what arrives, as Server-Sent Events.
+/// Follow the received events
+#[utoipa::path(get, path = "/api/events", tag = "receiver",
+    description = "Server-Sent Events: what is kept of what arrived, then what arrives.",
+    params(
+        ("last-event-id" = Option<String>, Header,
+            description = "The id of the last event that you have; what follows it is sent"),
+    ),
+    responses(
+        (status = 200, description = "A stream without an end", body = ReceivedEvent,
+            content_type = "text/event-stream"),
+        (status = 503, description = "Too many streams are open", body = ProblemDocument,
+            content_type = "application/problem+json"),
+    ))]
 pub(super) async fn follow(
     State(service): State<Service>,
     headers: HeaderMap,

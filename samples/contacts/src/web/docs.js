@@ -54,6 +54,16 @@ function responseTable(operation) {
   element("tbody", {}, ...rows));
 }
 
+/** The answer's text; of a stream without an end, what comes first. */
+async function bodyOf(answer) {
+  const streams = answer.headers.get("content-type")?.startsWith("text/event-stream");
+  if (!streams) return answer.text();
+  const reader = answer.body.getReader();
+  const { value } = await reader.read();
+  await reader.cancel();
+  return new TextDecoder().decode(value);
+}
+
 async function send(method, path, fields, body) {
   const query = new URLSearchParams();
   const headers = {};
@@ -67,7 +77,7 @@ async function send(method, path, fields, body) {
   if (body !== undefined) headers["content-type"] = "application/json";
   const search = query.size > 0 ? `?${query}` : "";
   const answer = await fetch(path + search, { method: method.toUpperCase(), headers, body });
-  const text = await answer.text();
+  const text = await bodyOf(answer);
   let shown = text;
   try { shown = JSON.stringify(JSON.parse(text), null, 2); } catch { /* not JSON: as it is */ }
   const head = [...answer.headers].map(([name, value]) => `${name}: ${value}`).join("\n");
