@@ -15,7 +15,7 @@ use postrider_relay::{Relay, RelayOptions, Retain, SinkOptions};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-use super::{full_config, open_with};
+use super::{full_config, open_with, status};
 use crate::admin;
 use crate::args::{Global, RunArgs};
 use crate::compose::{self, OnSchema, Opened};
@@ -87,6 +87,13 @@ async fn deliver(config: &Config, sinks: Vec<OpenSink>, schema: OnSchema) -> Res
     let listener = admin::bind(config.admin).await?;
     let relay = build(config, &opened, &sinks)?;
     check_sinks(&sinks, &mut tasks);
+    match opened.store.progress().await {
+        Ok(progress) => {
+            status::strays(&progress, config).iter().for_each(|text| tracing::warn!("{text}"));
+        }
+        // The relay says the same and goes on trying.
+        Err(error) => tracing::warn!(error = error.chain(), "checkpoints can't be read yet"),
+    }
     let standing = admin::watch_standing(Arc::clone(&opened.store), metrics.clone(), stop.clone());
     tasks.spawn(standing);
     // The listener answers until the drain is over, so that a probe sees the truth to the end.

@@ -81,6 +81,41 @@ impl Total {
     }
 }
 
+fn totals(progress: &[ConsumerProgress]) -> BTreeMap<&ConsumerName, Total> {
+    let mut totals: BTreeMap<&ConsumerName, Total> = BTreeMap::new();
+    for one in progress {
+        let total = totals.entry(&one.consumer).or_default();
+        total.published += one.checkpoint.published;
+        total.parked += one.parked;
+        total.dropped += one.dropped;
+        total.pending += one.pending;
+        total.moved = total.moved.max(one.checkpoint.updated_at);
+        total.oldest = match (total.oldest, one.oldest_pending_at) {
+            (Some(a), Some(b)) => Some(a.min(b)),
+            (a, b) => a.or(b),
+        };
+    }
+    totals
+}
+
+/// Consumers that no sink of the configuration is: what they have not passed is kept for ever.
+pub(super) fn strays(progress: &[ConsumerProgress], config: &Config) -> Vec<String> {
+    let known = |name: &ConsumerName| config.sinks.iter().any(|sink| sink.name == *name);
+    let strays = totals(progress).into_iter().filter(|(name, _)| !known(name));
+    strays
+        .map(|(name, total)| {
+            let shown = name.as_str();
+            format!(
+                "consumer {shown:?} is no sink of {}: its checkpoint keeps events from being \
+                 pruned ({} pending); if nobody reads as it any more: postrider consumers remove \
+                 {shown:?}",
+                config.file.display(),
+                total.pending
+            )
+        })
+        .collect()
+}
+
 impl Picture {
     async fn take(opened: &Opened, group: GroupName) -> Result<Self> {
         let nobody = ConsumerName::new("postrider-status")?;
@@ -102,20 +137,7 @@ impl Picture {
     }
 
     fn totals(&self) -> BTreeMap<&ConsumerName, Total> {
-        let mut totals: BTreeMap<&ConsumerName, Total> = BTreeMap::new();
-        for one in &self.progress {
-            let total = totals.entry(&one.consumer).or_default();
-            total.published += one.checkpoint.published;
-            total.parked += one.parked;
-            total.dropped += one.dropped;
-            total.pending += one.pending;
-            total.moved = total.moved.max(one.checkpoint.updated_at);
-            total.oldest = match (total.oldest, one.oldest_pending_at) {
-                (Some(a), Some(b)) => Some(a.min(b)),
-                (a, b) => a.or(b),
-            };
-        }
-        totals
+        totals(&self.progress)
     }
 
     /// What needs attention, a sentence each, with the remedy.
@@ -130,22 +152,17 @@ impl Picture {
                 self.group.as_str()
             ));
         }
+        if !config.sinks.is_empty() {
+            warnings.extend(strays(&self.progress, config));
+        }
         for (name, total) in &totals {
-            let shown = name.as_str();
-            let configured = config.sinks.iter().any(|sink| sink.name == **name);
-            if !config.sinks.is_empty() && !configured {
+            let still = self.now.since(total.moved);
+            if total.pending > 0 && still > STALE_AFTER {
                 warnings.push(format!(
-                    "consumer {shown:?} is no sink of {}: its checkpoint keeps events from being \
-                     pruned ({} pending); if nobody reads as it any more: postrider consumers \
-                     remove {shown:?}",
-                    config.file.display(),
-                    total.pending
-                ));
-            } else if total.pending > 0 && self.now.since(total.moved) > STALE_AFTER {
-                warnings.push(format!(
-                    "consumer {shown:?} has not moved for {} with {} events pending; look at the \
+                    "consumer {:?} has not moved for {} with {} events pending; look at the \
                      relay's log and /readyz",
-                    roughly(self.now.since(total.moved)),
+                    name.as_str(),
+                    roughly(still),
                     total.pending
                 ));
             }
