@@ -14,6 +14,11 @@ use crate::config::keys::{Key, Kind};
 use crate::config::value::Fields;
 use crate::config::{Place, Problem, SinkConfig, SourceConfig};
 
+#[cfg(not(feature = "sqlite"))]
+compile_error!("postrider needs a source: build with --features sqlite");
+#[cfg(not(any(feature = "jsonl", feature = "webhook")))]
+compile_error!("postrider needs a sink: build with --features jsonl or webhook");
+
 /// What to do about missing or older tables.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum OnSchema {

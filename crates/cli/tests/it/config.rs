@@ -114,6 +114,15 @@ fn a_sink_s_own_rules_are_told_at_the_key_that_they_name() {
     );
 }
 
+#[cfg(not(feature = "otlp"))]
+#[test]
+fn what_this_build_lacks_is_named_with_the_feature_that_has_it() {
+    refused(
+        &format!("{GOOD}[trace]\notlp = \"http://127.0.0.1:4318/v1/traces\"\n"),
+        &["postrider.toml:9:8: trace.otlp: OTLP is not in this build; build with --features otlp"],
+    );
+}
+
 #[test]
 fn two_sinks_of_one_name_are_refused_with_both_places() {
     refused(

@@ -42,6 +42,12 @@ fn collector() -> (std::net::SocketAddr, mpsc::Receiver<(String, Vec<u8>)>) {
     (address, bodies)
 }
 
+fn wait_for_delivery(home: &Home) {
+    eventually("the event is delivered", || {
+        std::fs::read_to_string(home.path("events.jsonl")).ok().filter(|text| !text.is_empty())
+    });
+}
+
 #[test]
 fn a_delivery_continues_the_trace_of_its_event() {
     let (collector, bodies) = collector();
@@ -58,9 +64,7 @@ fn a_delivery_continues_the_trace_of_its_event() {
     let trace = TraceContext::new(format!("00-{trace_id}-00f067aa0ba902b7-01"), None);
     append_traced(&home.path("app.db"), &[("a", "First")], Some(&trace.expect("valid")));
     let relay = home.start(&["run"]);
-    eventually("the event is delivered", || {
-        std::fs::read_to_string(home.path("events.jsonl")).ok().filter(|text| !text.is_empty())
-    });
+    wait_for_delivery(&home);
     // What is left is sent at the end.
     relay.signal(Signal::TERM);
     assert_eq!(relay.ended(), Some(0));
@@ -87,9 +91,7 @@ fn a_collector_that_is_gone_costs_no_delivery() {
     let trace = TraceContext::new("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01", None);
     append_traced(&home.path("app.db"), &[("a", "First")], Some(&trace.expect("valid")));
     let relay = home.start(&["run"]);
-    eventually("the event is delivered", || {
-        std::fs::read_to_string(home.path("events.jsonl")).ok().filter(|text| !text.is_empty())
-    });
+    wait_for_delivery(&home);
     relay.signal(Signal::TERM);
     assert_eq!(relay.ended(), Some(0));
 }
