@@ -5,7 +5,6 @@
 //! Invariant: what runs is what users run: the release profile, with failpoints added.
 
 use std::ffi::OsString;
-use std::path::Path;
 use std::process::{Command, ExitCode};
 
 use anyhow::{Context, Result, bail};
@@ -33,12 +32,8 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     if !built.success() {
         bail!("the relay with failpoints could not be built");
     }
-    let status = runner(&target.join("release")).args(&args.flags).status();
+    let runner = target.join("release").join("postrider-faults");
+    let status = Command::new(runner).args(&args.flags).status();
     let status = status.context("start the fault runner")?;
     Ok(if status.success() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
-}
-
-/// The fault runner of a build.
-pub(crate) fn runner(folder: &Path) -> Command {
-    Command::new(folder.join("postrider-faults"))
 }

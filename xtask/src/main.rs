@@ -5,6 +5,7 @@
 
 mod faults;
 mod process;
+mod release;
 mod test;
 mod tidy;
 mod workspace;
@@ -27,6 +28,10 @@ enum Command {
     Test(test::Args),
     /// Runs the real relay under injected faults and judges what arrived.
     Faults(faults::Args),
+    /// Runs the real relay in seeded worlds with a fake clock.
+    Sim(release::Args),
+    /// Measures figures and judges them by their goals.
+    Bench(release::Args),
     /// Checks the house rules alone (a few seconds).
     Tidy,
 }
@@ -35,6 +40,8 @@ fn main() -> ExitCode {
     let done = match Cli::parse().command {
         Command::Test(args) => test::run(&args),
         Command::Faults(args) => faults::run(&args),
+        Command::Sim(args) => release::run("postrider-simulation", &args),
+        Command::Bench(args) => release::run("postrider-bench", &args),
         Command::Tidy => tidy::run(),
     };
     done.unwrap_or_else(|error| {

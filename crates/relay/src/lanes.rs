@@ -4,8 +4,9 @@
 //! retry decisions, the window.
 //! Invariant: a lane's items leave from its head, in order; a lane in flight is never ready.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 
+use hashbrown::HashTable;
 use postrider_core::{Capabilities, Chain, DeadLetterId, Entry, Key};
 use slab::Slab;
 
@@ -46,7 +47,8 @@ pub(crate) struct LaneId(usize);
 
 #[derive(Debug)]
 struct Lane {
-    key: Key,
+    /// Of its key, which its items carry.
+    hash: u64,
     head: usize,
     tail: usize,
     state: State,
@@ -77,7 +79,8 @@ pub(crate) struct Chains {
 pub(crate) struct Lanes {
     items: Slab<Item>,
     lanes: Slab<Lane>,
-    by_key: HashMap<Key, usize, ahash::RandomState>,
+    hasher: ahash::RandomState,
+    by_key: HashTable<usize>,
     ready: VecDeque<usize>,
     bytes: usize,
     dead_letters: usize,
@@ -94,32 +97,40 @@ pub(crate) struct NewItem {
 }
 
 impl Lanes {
-    pub(crate) fn push(&mut self, key: &Key, new: NewItem) {
+    /// Puts an entry at the end of its key's lane.
+    ///
+    /// # Panics
+    /// If the entry has no key.
+    pub(crate) fn push(&mut self, new: NewItem) {
         let NewItem { entry, origin, earlier_attempts, sendable } = new;
+        let key = entry.key().expect("what enters a lane has a key");
+        let hash = self.hasher.hash_one(key);
+        let found = self.find(hash, key);
         self.bytes += entry.cost_bytes();
         self.dead_letters += usize::from(matches!(origin, Origin::DeadLetter(_)));
         self.unsendable += usize::from(!sendable);
         let item = Item { entry, origin, earlier_attempts, sendable, next: None };
         let item = self.items.insert(item);
-        if let Some(&lane) = self.by_key.get(key) {
+        if let Some(lane) = found {
             let tail = std::mem::replace(&mut self.lanes[lane].tail, item);
             self.items[tail].next = Some(item);
             return;
         }
-        let lane = self.lanes.insert(Lane {
-            key: key.clone(),
-            head: item,
-            tail: item,
-            state: State::Ready,
-            tries: Tries::default(),
-        });
-        self.by_key.insert(key.clone(), lane);
+        let (state, tries) = (State::Ready, Tries::default());
+        let lane = self.lanes.insert(Lane { hash, head: item, tail: item, state, tries });
+        let lanes = &self.lanes;
+        self.by_key.insert_unique(hash, lane, |&lane| lanes[lane].hash);
         self.ready.push_back(lane);
+    }
+
+    fn find(&self, hash: u64, key: &Key) -> Option<usize> {
+        let same = |&lane: &usize| self.key(LaneId(lane)) == key;
+        self.by_key.find(hash, same).copied()
     }
 
     /// Whether the key has items from the feed: then later ones of it queue behind them.
     pub(crate) fn has_feed_items(&self, key: &Key) -> bool {
-        let Some(&lane) = self.by_key.get(key) else { return false };
+        let Some(lane) = self.find(self.hasher.hash_one(key), key) else { return false };
         let mut at = Some(self.lanes[lane].head);
         while let Some(item) = at {
             if matches!(self.items[item].origin, Origin::Feed(_)) {
@@ -201,8 +212,10 @@ impl Lanes {
         match item.next {
             Some(next) => state.head = next,
             None => {
-                let gone = self.lanes.remove(lane.0);
-                self.by_key.remove(&gone.key);
+                let hash = self.lanes.remove(lane.0).hash;
+                if let Ok(found) = self.by_key.find_entry(hash, |&found| found == lane.0) {
+                    found.remove();
+                }
             }
         }
         let left = item.next.is_some();
@@ -226,7 +239,7 @@ impl Lanes {
     }
 
     pub(crate) fn key(&self, lane: LaneId) -> &Key {
-        &self.lanes[lane.0].key
+        self.head(lane).entry.key().expect("what enters a lane has a key")
     }
 
     pub(crate) fn tries(&mut self, lane: LaneId) -> &mut Tries {
@@ -315,7 +328,7 @@ mod tests {
             event: event(&key),
         });
         let origin = Origin::Feed(seq);
-        lanes.push(&key, NewItem { entry, origin, earlier_attempts: 0, sendable: true });
+        lanes.push(NewItem { entry, origin, earlier_attempts: 0, sendable: true });
     }
 
     #[test]

@@ -12,7 +12,7 @@ use anyhow::Result;
 use super::tally::Tally;
 use super::{Outcome, blocks, tools};
 use crate::workspace::Workspace;
-use crate::{faults, process, tidy};
+use crate::{process, tidy};
 
 /// One thing to check.
 pub(super) struct Step {
@@ -54,6 +54,8 @@ pub(super) const STEPS: &[Step] = &[
     tests("doctest", "the examples in the documentation", doctest),
     tests("blocks", "the shell commands in the pages", blocks::run),
     tests("faults", "a few schedules of faults with each sink", fault_smoke),
+    tests("sim", "a hundred seeded worlds", sim_smoke),
+    check("bench", "every benchmark runs (nothing is judged)", bench_smoke),
 ];
 
 fn setup(_: &Workspace) -> Result<Outcome> {
@@ -117,8 +119,21 @@ fn doctest(workspace: &Workspace) -> Result<Outcome> {
 }
 
 fn fault_smoke(workspace: &Workspace) -> Result<Outcome> {
+    smoke(workspace, "faults", "postrider-faults", &["--smoke"])
+}
+
+fn sim_smoke(workspace: &Workspace) -> Result<Outcome> {
+    smoke(workspace, "sim", "postrider-simulation", &["--worlds", "100"])
+}
+
+fn bench_smoke(workspace: &Workspace) -> Result<Outcome> {
+    smoke(workspace, "bench", "postrider-bench", &["relay", "--smoke"])
+}
+
+/// Runs a program of the tests' own build.
+fn smoke(workspace: &Workspace, name: &str, program: &str, flags: &[&str]) -> Result<Outcome> {
     match test_binaries(workspace)? {
-        Ok(folder) => judged("faults", faults::runner(&folder).arg("--smoke")),
+        Ok(folder) => judged(name, Command::new(folder.join(program)).args(flags)),
         Err(output) => Ok(Outcome::Failed(Tally::default(), output)),
     }
 }

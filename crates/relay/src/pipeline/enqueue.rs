@@ -62,12 +62,13 @@ impl Pipeline {
     fn enqueue(&mut self, batch: Batch, blocked: &HashSet<Key>) {
         for entry in batch.entries {
             let seq = self.window.push(entry.position().clone());
-            let Some(key) = entry.key().cloned() else {
+            let Some(key) = entry.key() else {
                 self.park_keyless(entry, seq);
                 continue;
             };
-            let held = blocked.contains(&key) || self.parking.contains_key(&key);
-            if held && !self.lanes.has_feed_items(&key) {
+            let held = blocked.contains(key) || self.parking.contains_key(key);
+            if held && !self.lanes.has_feed_items(key) {
+                let key = key.clone();
                 let reason = "waits behind an earlier event of its key".to_owned();
                 let state = DeadLetterState::Waiting;
                 let letter = NewDeadLetter { entry, state, reason, attempts: 0 };
@@ -76,7 +77,7 @@ impl Pipeline {
             }
             let sendable = self.is_sendable(&entry);
             let origin = Origin::Feed(seq);
-            self.lanes.push(&key, NewItem { entry, origin, earlier_attempts: 0, sendable });
+            self.lanes.push(NewItem { entry, origin, earlier_attempts: 0, sendable });
         }
         self.window.pass(batch.position);
     }
@@ -161,12 +162,14 @@ impl Pipeline {
             self.release_at = Duration::ZERO;
         }
         for letter in letters {
-            let Some(key) = letter.entry.key().cloned() else { continue };
+            if letter.entry.key().is_none() {
+                continue;
+            }
             let sendable = self.is_sendable(&letter.entry);
             let origin = Origin::DeadLetter(letter.id);
             let earlier_attempts = letter.attempts;
             let new = NewItem { entry: letter.entry, origin, earlier_attempts, sendable };
-            self.lanes.push(&key, new);
+            self.lanes.push(new);
         }
     }
 

@@ -18,6 +18,11 @@ use crate::error::failed;
 /// Prepared statements kept per connection: all of this crate's, with room to spare.
 const STATEMENTS: usize = 128;
 
+/// A connection's page cache in KiB, negated as SQLite wants it: a quarter of SQLite's default.
+/// Readers go through the outbox once, and a cache for each of them would be the larger part of a
+/// small relay's memory; the operating system's own cache is shared.
+const CACHE_SIZE: i64 = -512;
+
 /// Opens a connection with the store's settings.
 pub(crate) fn connect(options: &SqliteOptions) -> Result<Connection> {
     let connection = Connection::open(&options.path).map_err(failed("open the database"))?;
@@ -35,6 +40,7 @@ fn configure(connection: &Connection, options: &SqliteOptions) -> Result<()> {
         Synchronous::Normal => "NORMAL",
     };
     connection.pragma_update(None, "synchronous", synchronous).map_err(failed(place))?;
+    connection.pragma_update(None, "cache_size", CACHE_SIZE).map_err(failed(place))?;
     if let Some(bytes) = options.max_file_bytes {
         let page: i64 = connection
             .pragma_query_value(None, "page_size", |row| row.get(0))

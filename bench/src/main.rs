@@ -1,0 +1,72 @@
+//! Benchmarks of Postrider: `cargo xtask bench NAME`.
+//!
+//! What lives here: the command line. What does not: how figures are judged (`figure.rs`) and what
+//! is measured (`relay/`).
+//! Invariant: a goal is judged on a median, and a ratio's baseline is taken in the same run.
+
+mod figure;
+mod relay;
+mod world;
+
+use anyhow::Result;
+use clap::{Parser, Subcommand};
+use figure::Report;
+
+/// Measures Postrider on this machine.
+///
+/// Examples:
+///   cargo xtask bench relay            a table
+///   cargo xtask bench relay --json     a JSON line for each figure
+///   cargo xtask bench relay --check    exit 1 when a goal is missed
+#[derive(Parser)]
+#[command(name = "cargo xtask bench", verbatim_doc_comment)]
+struct Cli {
+    #[command(subcommand)]
+    bench: Bench,
+    /// Print a JSON line for each figure.
+    #[arg(long, global = true)]
+    json: bool,
+    /// Exit with 1 when a goal is missed.
+    #[arg(long, global = true)]
+    check: bool,
+    /// Measure small amounts once: to see that everything runs, not to judge.
+    #[arg(long, global = true)]
+    smoke: bool,
+    /// How many runs or pairs to take the median of.
+    #[arg(long, global = true, default_value_t = 9)]
+    runs: usize,
+    /// Measure these figures only, by a part of their names.
+    #[arg(long, global = true)]
+    figure: Option<String>,
+}
+
+#[derive(Subcommand)]
+enum Bench {
+    /// The engine, SQLite to JSON lines, memory, keys, the cost of appending, a poisoned key.
+    Relay,
+    /// Part of `relay`: drains a database and prints its own peak memory.
+    #[command(hide = true)]
+    Drain {
+        /// The database.
+        database: std::path::PathBuf,
+        /// The file to write.
+        file: std::path::PathBuf,
+        /// How many events it holds.
+        events: u64,
+    },
+}
+
+fn main() -> Result<std::process::ExitCode> {
+    let cli = Cli::parse();
+    match cli.bench {
+        Bench::Relay => {
+            let mut report = Report::new("relay", cli.json, cli.figure);
+            relay::run(&mut report, cli.runs, cli.smoke)?;
+            Ok(report.end(cli.check && !cli.smoke))
+        }
+        Bench::Drain { database, file, events } => {
+            relay::drain_and_tell(&database, &file, events)?;
+            Ok(std::process::ExitCode::SUCCESS)
+        }
+    }
+}

@@ -1,0 +1,125 @@
+//! Stores full of events, and relays that drain them.
+//!
+//! What lives here: set-up shared by the measurements. What does not: judging.
+//! Invariant: the timed part holds nothing but the relay's own work.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use bytes::Bytes;
+use postrider_core::{
+    Clock, ConsumerName, ContentType, EventType, Feed, FeedSource, GroupName, Key, NewEvent,
+    PollInterval, RelayId, RelayStore, Sink, Topic,
+};
+use postrider_relay::{Relay, RelayOptions, RelayStatus, SinkOptions, SystemClock};
+use postrider_store_sqlite::{SqliteOptions, SqliteStore};
+use tokio_util::sync::CancellationToken;
+
+pub(crate) const PAYLOAD_BYTES: usize = 200;
+
+/// Makes events of one shape.
+pub(crate) struct Maker {
+    topic: Topic,
+    kind: EventType,
+    json: ContentType,
+    payload: Bytes,
+}
+
+impl Maker {
+    pub(crate) fn new() -> Result<Self> {
+        let mut payload = b"{\"text\":\"".to_vec();
+        payload.resize(PAYLOAD_BYTES - 2, b'x');
+        payload.extend_from_slice(b"\"}");
+        Ok(Self {
+            topic: Topic::new("orders")?,
+            kind: EventType::new("OrderPlaced")?,
+            json: ContentType::new("application/json")?,
+            payload: payload.into(),
+        })
+    }
+
+    pub(crate) fn event(&self, key: &str) -> Result<NewEvent> {
+        let new = NewEvent::builder(Key::new(key)?, self.topic.clone(), self.kind.clone());
+        Ok(new.payload(self.json.clone(), self.payload.clone()).build()?)
+    }
+
+    /// Events `from..to`, dealt out to `keys` keys.
+    pub(crate) fn dealt(&self, from: u64, to: u64, keys: u64) -> Result<Vec<NewEvent>> {
+        (from..to).map(|n| self.event(&format!("key-{}", n % keys))).collect()
+    }
+}
+
+/// A database with a backlog of `events`.
+pub(crate) fn sqlite_with_backlog(path: &Path, events: u64, keys: u64) -> Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(async {
+        let store = SqliteStore::open(SqliteOptions::new(path).partitions(4)).await?;
+        drop(store);
+        anyhow::Ok(())
+    })?;
+    let maker = Maker::new()?;
+    let mut connection = rusqlite::Connection::open(path)?;
+    connection.pragma_update(None, "synchronous", "OFF")?;
+    let mut at = 0;
+    while at < events {
+        let to = (at + 10_000).min(events);
+        let tx = connection.transaction_with_behavior(rusqlite::TransactionBehavior::Immediate)?;
+        postrider_store_sqlite::append(&tx, &maker.dealt(at, to, keys)?)?;
+        tx.commit()?;
+        at = to;
+    }
+    connection.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(()))?;
+    Ok(())
+}
+
+pub(crate) fn clock() -> Arc<dyn Clock> {
+    Arc::new(SystemClock)
+}
+
+pub(crate) fn runtime() -> Result<tokio::runtime::Runtime> {
+    let builder = &mut tokio::runtime::Builder::new_multi_thread();
+    builder.worker_threads(2).enable_all().build().context("start a runtime")
+}
+
+/// A relay from `store` to `sink`, not running yet.
+pub(crate) fn relay<S>(store: Arc<S>, sink: Arc<dyn Sink>) -> Result<Relay>
+where
+    S: Feed + RelayStore + 'static,
+{
+    let source = Arc::new(FeedSource::new(Arc::clone(&store), clock(), PollInterval::default()));
+    let options = RelayOptions::new(GroupName::new("bench")?, RelayId::new("bench")?);
+    let builder = Relay::builder(source, store, options);
+    Ok(builder.sink(SinkOptions::new(ConsumerName::new("bench")?), sink).build()?)
+}
+
+/// Runs the relay until `events` are published, stops it, and returns how long it took up to the
+/// last one.
+pub(crate) async fn drain(relay: Relay, events: u64) -> Result<Duration> {
+    let (stop, status) = (CancellationToken::new(), relay.status());
+    let mut tasks = tokio::task::JoinSet::new();
+    let began = Instant::now();
+    tasks.spawn(relay.run(stop.clone()));
+    wait_published(&status, events).await?;
+    let took = began.elapsed();
+    stop.cancel();
+    while let Some(ended) = tasks.join_next().await {
+        ended??;
+    }
+    Ok(took)
+}
+
+async fn wait_published(status: &RelayStatus, events: u64) -> Result<()> {
+    let give_up = Instant::now() + Duration::from_secs(600);
+    while status.snapshot().sinks.iter().map(|sink| sink.published).sum::<u64>() < events {
+        anyhow::ensure!(Instant::now() < give_up, "not drained within ten minutes");
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    Ok(())
+}
+
+#[expect(clippy::cast_precision_loss, reason = "counts here are far below 2^53")]
+pub(crate) fn per_second(events: u64, took: Duration) -> f64 {
+    events as f64 / took.as_secs_f64()
+}
