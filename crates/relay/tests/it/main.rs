@@ -1,5 +1,6 @@
 //! The relay over the memory store and sink, in virtual time.
 
+mod cases;
 mod delivery;
 mod failures;
 mod groups;
