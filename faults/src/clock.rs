@@ -53,8 +53,7 @@ impl MovedClock {
             .env("LD_PRELOAD", self.library)
             .env("FAKETIME_TIMESTAMP_FILE", &self.file)
             .env("FAKETIME_NO_CACHE", "1")
-            .env("FAKETIME_DONT_FAKE_MONOTONIC", "1")
-            .env("FAKETIME_DISABLE_SHM", "1");
+            .env("FAKETIME_DONT_FAKE_MONOTONIC", "1");
     }
 }
 

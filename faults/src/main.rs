@@ -14,6 +14,7 @@ use clap::{Parser, Subcommand, ValueEnum};
 use postrider_faults::campaign::{self, Campaign};
 use postrider_faults::schedule::{SinkKind, THEMES, generator};
 use postrider_faults::{takeover, writer};
+use rustix::mount::{MountFlags, mount};
 
 /// Set in the process that has a mount namespace of its own.
 const IN_NAMESPACE: &str = "POSTRIDER_FAULTS_IN_NAMESPACE";
@@ -151,6 +152,7 @@ fn schedules(args: &Schedules) -> Result<ExitCode> {
     if std::env::var_os(IN_NAMESPACE).is_none() {
         return Err(again_in_a_namespace());
     }
+    private_shared_memory()?;
     let sinks = args.sink.map_or(vec![SinkKind::Webhook, SinkKind::Jsonl], |sink| vec![sink]);
     let mut code = ExitCode::SUCCESS;
     for (at, sink) in sinks.into_iter().enumerate() {
@@ -176,6 +178,13 @@ fn indices(args: &Schedules, at: u64) -> Vec<u64> {
         None if args.smoke => (0..SMOKE_SCHEDULES).map(|n| n * SMOKE_STRIDE + at).collect(),
         None => (args.from..args.from.saturating_add(args.schedules)).collect(),
     }
+}
+
+/// Shared memory of our own: a process that sees a moved clock leaves a piece of it behind when it
+/// is killed.
+fn private_shared_memory() -> Result<()> {
+    mount("tmpfs", "/dev/shm", "tmpfs", MountFlags::empty(), c"size=16m")
+        .context("mount shared memory of our own")
 }
 
 /// Small disks are mounted in a mount namespace, so that none outlives the run. Returns only when
