@@ -125,7 +125,8 @@ mod tests {
 
     #[test]
     fn what_was_delivered_above_the_checkpoint_may_come_again_and_nothing_else() {
-        let deliveries = [delivery(1, 0, 1), delivery(2, 1, 1), delivery(3, 5, 2)];
+        // The third began when the first take-over had just been noticed.
+        let deliveries = [delivery(1, 0, 1), delivery(2, 1, 1), delivery(3, 3, 2)];
         let mut incidents = Incidents { takeovers: vec![takeover(1, 3)], pauses: vec![] };
         assert_eq!(count(&deliveries, &incidents), [(2, 1)]);
         incidents.takeovers.push(takeover(1, 6));

@@ -138,6 +138,7 @@ mod tests {
         let mut answers = Answers::new(moody(), generator(1, 2, "answers"));
         let disliked = Uuid::from_u64_pair(1, 10);
         assert!((0..50).all(|_| answers.choose(disliked) == REFUSED));
+        answers.outage = Some(Outage::ServerError);
         answers.heal();
         assert!((0..50).all(|_| answers.choose(disliked) == Answer::Confirm));
         assert!((0..50).all(|_| !answers.cuts_before_the_body()));
