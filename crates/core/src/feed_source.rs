@@ -59,6 +59,7 @@ impl<F: Feed + ?Sized + 'static> Source for FeedSource<F> {
         partition: &PartitionId,
         from: StartFrom,
     ) -> Result<Box<dyn Reader>> {
+        let begins = !matches!(from, StartFrom::After(_));
         let after = match from {
             StartFrom::Oldest => Position::START,
             StartFrom::Now => self.feed.head(partition).await?,
@@ -71,6 +72,7 @@ impl<F: Feed + ?Sized + 'static> Source for FeedSource<F> {
             poll: self.poll,
             partition: partition.clone(),
             after,
+            begins,
             wait: self.poll.busy,
             last_moved: Timestamp::default(),
         }))
@@ -86,6 +88,8 @@ struct FeedReader<F: ?Sized> {
     poll: PollInterval,
     partition: PartitionId,
     after: Position,
+    /// Where it begins is not handed out yet.
+    begins: bool,
     wait: Duration,
     /// When the position last moved without records.
     last_moved: Timestamp,
@@ -114,6 +118,10 @@ impl<F: Feed + ?Sized> FeedReader<F> {
 #[async_trait]
 impl<F: Feed + ?Sized + 'static> Reader for FeedReader<F> {
     async fn next(&mut self, limit: BatchLimit) -> Result<ReadOutcome> {
+        if std::mem::take(&mut self.begins) {
+            let position = self.after.clone();
+            return Ok(ReadOutcome::Batch(Batch { entries: Vec::new(), position }));
+        }
         loop {
             let page = self.feed.read(&self.partition, &self.after, limit).await?;
             if !page.entries.is_empty() {

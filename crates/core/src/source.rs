@@ -55,6 +55,10 @@ pub trait Source: Send + Sync {
 
     /// Opens a reader. Any number may be open, on any partition.
     ///
+    /// One that is not opened after a position hands out the place where it begins before any
+    /// entry: a consumer makes it its checkpoint, so that "now" stays the same moment over a
+    /// restart and retention waits for the consumer from the beginning.
+    ///
     /// # Errors
     /// `Permanent` for a position that is refused: beyond the head, of another source, or below
     /// the retention horizon (the text names the horizon).
@@ -70,7 +74,7 @@ pub trait Source: Send + Sync {
 #[async_trait]
 pub trait Reader: Send {
     /// Waits for records and returns a batch, in feed order, that is never empty unless only the
-    /// position moved.
+    /// position moved, or is told for the first time.
     ///
     /// # Errors
     /// `Transient` may be called again: the reader goes on where it was.

@@ -86,6 +86,7 @@ macro_rules! source_suite {
                 a_dropped_call_loses_nothing
                 a_batch_keeps_to_its_limits
                 readers_begin_where_they_are_told
+                a_reader_tells_where_it_begins
                 readers_do_not_disturb_each_other
                 confirming_changes_nothing_that_is_read
                 a_refused_position_is_an_error

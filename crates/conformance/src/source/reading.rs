@@ -178,6 +178,22 @@ pub async fn readers_begin_where_they_are_told<H: SourceHarness>() {
     assert_eq!(numbers(&take(&mut *after, 4, WHOLE).await), [1, 2, 3, 4]);
 }
 
+/// A reader that begins "now" tells that place before anything happens: whoever goes on there
+/// later, in another process, misses nothing that came in between.
+pub async fn a_reader_tells_where_it_begins<H: SourceHarness>() {
+    let harness = H::fresh(1).await;
+    harness.append(&numbered(0..2)).await;
+    let source = harness.source();
+    let only = only_partition(&*source).await;
+    let mut now = open(&*source, &only, StartFrom::Now).await;
+    let first = next_batch(&mut *now, WHOLE).await;
+    assert_eq!(records(&first), []);
+    harness.append(&numbered(2..4)).await;
+    let mut later = open(&*source, &only, StartFrom::After(first.position)).await;
+    assert_eq!(numbers(&take(&mut *later, 2, WHOLE).await), [2, 3]);
+    assert_eq!(numbers(&take(&mut *now, 2, WHOLE).await), [2, 3]);
+}
+
 /// Several readers of one partition each get everything.
 pub async fn readers_do_not_disturb_each_other<H: SourceHarness>() {
     let harness = H::fresh(1).await;
