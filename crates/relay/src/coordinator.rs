@@ -55,11 +55,13 @@ pub(crate) struct Coordinator {
     work: Arc<dyn Work>,
     status: RelayStatus,
     book: Arc<Book>,
-    workers: JoinSet<PartitionId>,
+    workers: JoinSet<(PartitionId, WorkExit)>,
     stops: HashMap<PartitionId, CancellationToken>,
     members: Vec<RelayId>,
     partitions: Vec<PartitionId>,
     joined_at: Option<Duration>,
+    /// Partitions whose lease was lost just now, and when to ask for them again.
+    resting: HashMap<PartitionId, Duration>,
 }
 
 impl Coordinator {
@@ -82,6 +84,7 @@ impl Coordinator {
             members: Vec::new(),
             partitions: Vec::new(),
             joined_at: None,
+            resting: HashMap::new(),
         }
     }
 
@@ -139,10 +142,18 @@ impl Coordinator {
         Ok(HOLDING_POLL)
     }
 
-    fn ended(&mut self, ended: std::result::Result<PartitionId, tokio::task::JoinError>) {
+    fn ended(
+        &mut self,
+        ended: std::result::Result<(PartitionId, WorkExit), tokio::task::JoinError>,
+    ) {
         match ended {
-            Ok(partition) => {
+            Ok((partition, exit)) => {
                 self.stops.remove(&partition);
+                if exit == WorkExit::LeaseLost {
+                    // A sink that is fenced again at once must not make this a busy loop.
+                    let again_at = self.clock.elapsed() + HOLDING_POLL;
+                    self.resting.insert(partition, again_at);
+                }
                 // A finished partition may have successors to work on.
                 self.joined_at = None;
             }
@@ -195,8 +206,13 @@ impl Coordinator {
             })
         };
         let ours = |partition: &PartitionId| self.stops.contains_key(partition);
+        let now = self.clock.elapsed();
+        let rests =
+            |partition: &PartitionId| self.resting.get(partition).is_some_and(|at| now < *at);
         let wanted = self.partitions.iter().rev();
-        wanted.filter(|partition| !ours(partition) && !held(partition)).cloned().collect()
+        let free =
+            |partition: &&PartitionId| !ours(partition) && !held(partition) && !rests(partition);
+        wanted.filter(free).cloned().collect()
     }
 
     /// This relay's even share: the first relays of the list take one of what is left over.
@@ -245,7 +261,7 @@ impl Coordinator {
                     "the lease was not released; it runs out by itself");
             }
             tracing::info!(%partition, epoch = held.lease.epoch().get(), ?exit, "worker ended");
-            partition
+            (partition, exit)
         });
         Ok(())
     }

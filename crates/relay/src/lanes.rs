@@ -4,7 +4,7 @@
 //! retry decisions, the window.
 //! Invariant: a lane's items leave from its head, in order; a lane in flight is never ready.
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 
 use hashbrown::HashTable;
 use postrider_core::{Capabilities, Chain, DeadLetterId, Entry, Key};
@@ -271,6 +271,19 @@ impl Lanes {
         self.lanes.iter().filter(|(_, lane)| waits(lane)).map(|(id, _)| LaneId(id)).collect()
     }
 
+    /// Ready lanes whose head satisfies `wanted` wait instead.
+    pub(crate) fn make_ready_wait(&mut self, wanted: impl Fn(&Item) -> bool) {
+        let (items, lanes) = (&self.items, &mut self.lanes);
+        self.ready.retain(|&lane| {
+            let lane = &mut lanes[lane];
+            let waits = wanted(&items[lane.head]);
+            if waits {
+                lane.state = State::Waiting;
+            }
+            !waits
+        });
+    }
+
     /// Whether any ready lane's head satisfies `wanted`.
     pub(crate) fn any_ready(&self, wanted: impl Fn(&Item) -> bool) -> bool {
         self.ready.iter().any(|&lane| wanted(&self.items[self.lanes[lane].head]))
@@ -289,7 +302,22 @@ impl Lanes {
         self.bytes
     }
 
-    /// Released dead letters among the items.
+    /// The released dead letters among the items, and what they cost.
+    pub(crate) fn letters(&self) -> (HashSet<DeadLetterId>, usize) {
+        let (mut ids, mut bytes) = (HashSet::new(), 0);
+        if self.dead_letters == 0 {
+            return (ids, bytes);
+        }
+        for (_, item) in &self.items {
+            if let Origin::DeadLetter(id) = item.origin {
+                ids.insert(id);
+                bytes += item.entry.cost_bytes();
+            }
+        }
+        (ids, bytes)
+    }
+
+    /// How many released dead letters are among the items.
     pub(crate) fn dead_letters(&self) -> usize {
         self.dead_letters
     }

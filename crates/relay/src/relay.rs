@@ -6,9 +6,10 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use async_trait::async_trait;
-use postrider_core::{Clock, ConsumerName, Error, PartitionId, RelayStore, Result, Sink, Source};
+use postrider_core::{Clock, Error, PartitionId, RelayStore, Result, Sink, Source};
 use rand::TryRng;
 use rand::rngs::SysRng;
 use tokio::task::JoinSet;
@@ -25,6 +26,9 @@ use crate::store_ops::Desk;
 
 /// A partition's share of a sink's budget is never below this.
 const MIN_SHARE_BYTES: usize = 1024 * 1024;
+/// How often a worker looks whether a sink that lagged behind has reached its partition: soon
+/// beside the time it was behind, and each look is one small query.
+const LOOK_FOR_ABSENT_EVERY: Duration = Duration::from_secs(1);
 
 /// Collects a relay's sinks.
 #[must_use]
@@ -210,17 +214,41 @@ impl RelayWork {
         }
     }
 
-    async fn wants(&self, consumer: &ConsumerName, partition: &PartitionId) -> bool {
-        match self.source.partitions(consumer).await {
-            Ok(partitions) => partitions.contains(partition),
-            Err(error) => {
-                tracing::warn!(%partition, sink = %consumer, error = %error.chain(),
-                    "the source's partitions can't be read; the sink starts all the same");
-                true
+    /// Starts those of `absent` whose sinks have to read this partition by now. A sink that is
+    /// still at work on the predecessor begins later: earlier, it would overtake itself.
+    async fn start_wanted(
+        &self,
+        worker: &Worker<'_>,
+        absent: &mut Vec<usize>,
+        running: &mut Running,
+    ) {
+        let partition = worker.held.lease.partition();
+        for at in std::mem::take(absent) {
+            let (options, sink) = &self.sinks[at];
+            match self.source.partitions(&options.name).await {
+                Ok(partitions) if partitions.contains(partition) => {
+                    let setting = self.setting(worker.held, worker.partitions, options, sink);
+                    running.spawn(pipeline::run(setting, worker.stop.clone()));
+                }
+                Ok(_) => absent.push(at),
+                Err(error) => {
+                    tracing::warn!(%partition, sink = %options.name, error = %error.chain(),
+                        "the source's partitions can't be read; asking again");
+                    absent.push(at);
+                }
             }
         }
     }
 }
+
+/// What a worker of one partition was started with.
+struct Worker<'a> {
+    held: &'a Held,
+    partitions: usize,
+    stop: &'a CancellationToken,
+}
+
+type Running = JoinSet<Exit>;
 
 #[async_trait]
 impl Work for RelayWork {
@@ -237,37 +265,39 @@ impl Work for RelayWork {
     }
 
     async fn run(&self, held: Held, partitions: usize, stop: CancellationToken) -> WorkExit {
-        let mut pipelines = JoinSet::new();
-        for (options, sink) in &self.sinks {
-            if self.wants(&options.name, held.lease.partition()).await {
-                let setting = self.setting(&held, partitions, options, sink);
-                pipelines.spawn(pipeline::run(setting, stop.clone()));
-            }
-        }
+        let worker = Worker { held: &held, partitions, stop: &stop };
+        let mut running = Running::new();
+        let mut absent: Vec<usize> = (0..self.sinks.len()).collect();
         let mut exit = WorkExit::Done;
         let mut halted = false;
-        while let Some(ended) = pipelines.join_next().await {
-            match ended {
-                Ok(Exit::Drained | Exit::Finished) => {}
-                Ok(Exit::LeaseLost) => exit = WorkExit::LeaseLost,
-                Ok(Exit::Halted(_)) => halted = true,
-                Err(error) if error.is_panic() => {
-                    std::panic::resume_unwind(error.into_panic());
-                }
-                Err(_) => exit = WorkExit::LeaseLost,
-            }
-        }
-        if halted && exit == WorkExit::Done {
-            // Kept until told to stop: another relay would only halt in turn.
-            while !stop.is_cancelled() {
-                let now = self.clock.elapsed();
-                let Some(left) = held.trust.remaining(now) else { return WorkExit::LeaseLost };
+        loop {
+            let left = held.trust.remaining(self.clock.elapsed());
+            let goes_on = exit == WorkExit::Done && left.is_some() && !stop.is_cancelled();
+            if goes_on && !absent.is_empty() {
                 tokio::select! {
-                    () = stop.cancelled() => {}
-                    () = self.clock.sleep(left) => {}
+                    () = stop.cancelled() => continue,
+                    () = self.start_wanted(&worker, &mut absent, &mut running) => {}
                 }
             }
+            // After a halt it is kept until told to stop: another relay would only halt in turn.
+            if running.is_empty() && !(halted && goes_on) {
+                return if left.is_none() && halted { WorkExit::LeaseLost } else { exit };
+            }
+            let wait = left.unwrap_or(LOOK_FOR_ABSENT_EVERY);
+            let wait = if absent.is_empty() { wait } else { wait.min(LOOK_FOR_ABSENT_EVERY) };
+            tokio::select! {
+                Some(ended) = running.join_next(), if !running.is_empty() => match ended {
+                    Ok(Exit::Drained | Exit::Finished) => {}
+                    Ok(Exit::LeaseLost) => exit = WorkExit::LeaseLost,
+                    Ok(Exit::Halted(_)) => halted = true,
+                    Err(error) if error.is_panic() => {
+                        std::panic::resume_unwind(error.into_panic());
+                    }
+                    Err(_) => exit = WorkExit::LeaseLost,
+                },
+                () = stop.cancelled(), if !stop.is_cancelled() => {}
+                () = self.clock.sleep(wait) => {}
+            }
         }
-        exit
     }
 }

@@ -11,8 +11,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use postrider_core::{
-    Clock, ConsumerName, DeadLetterId, DeadLetterState, ErrorKind, HeldLease, Key, NewDeadLetter,
-    Position, RelayStore, Result, Successor, Tally,
+    Clock, ConsumerName, DeadLetterId, DeadLetterState, Error, ErrorKind, HeldLease, Key,
+    NewDeadLetter, Position, RelayStore, Result, Successor, Tally,
 };
 
 use crate::failpoint::failpoint;
@@ -21,6 +21,8 @@ use crate::window::Seq;
 /// Wait before a failed write is tried again; doubles up to `MAX_WAIT`.
 const FIRST_WAIT: Duration = Duration::from_millis(20);
 const MAX_WAIT: Duration = Duration::from_secs(1);
+/// A database's own wish is honoured up to this; longer, and the lease's trust would end first.
+const MAX_ASKED_WAIT: Duration = Duration::from_secs(4);
 /// Letters in one write at most.
 const MAX_LETTERS: usize = 1_000;
 
@@ -88,27 +90,46 @@ impl Desk {
 
     /// Repeats a write until it is done or can't be.
     async fn write(self, op: StoreOp) -> (StoreOp, Result<()>) {
-        let mut wait = FIRST_WAIT;
+        let mut patience = Patience::new();
         loop {
             let error = match self.once(&op).await {
                 Ok(()) => return (op, Ok(())),
                 Err(error) => error,
             };
-            match error.kind() {
-                ErrorKind::Transient | ErrorKind::Throttled { .. } => {}
-                ErrorKind::Permanent
-                | ErrorKind::Fenced
-                | ErrorKind::Unsupported
-                | ErrorKind::Corrupt => return (op, Err(error)),
-            }
+            let Some(wait) = patience.after(&error) else { return (op, Err(error)) };
             tracing::warn!(
                 partition = %self.lease.partition(), sink = %self.consumer,
                 epoch = self.lease.epoch().get(), error = %error.chain(),
                 "the database refused a write for now; trying again"
             );
             self.clock.sleep(wait).await;
-            wait = (wait * 2).min(MAX_WAIT);
         }
+    }
+}
+
+/// How a call to the database that failed for now is repeated.
+pub(crate) struct Patience(Duration);
+
+impl Patience {
+    pub(crate) fn new() -> Self {
+        Self(FIRST_WAIT)
+    }
+
+    /// How long to wait before the next try; nothing when no try can succeed.
+    pub(crate) fn after(&mut self, error: &Error) -> Option<Duration> {
+        let asked = match error.kind() {
+            ErrorKind::Transient => Duration::ZERO,
+            ErrorKind::Throttled { retry_after } => {
+                retry_after.unwrap_or_default().min(MAX_ASKED_WAIT)
+            }
+            ErrorKind::Permanent
+            | ErrorKind::Fenced
+            | ErrorKind::Unsupported
+            | ErrorKind::Corrupt => return None,
+        };
+        let wait = self.0.max(asked);
+        self.0 = (self.0 * 2).min(MAX_WAIT);
+        Some(wait)
     }
 }
 
@@ -118,15 +139,30 @@ pub(crate) struct StoreOps {
     desk: Desk,
     queue: VecDeque<StoreOp>,
     writing: Option<Write>,
+    /// Of the letters that wait to be written or are being written.
+    bytes: usize,
+}
+
+fn cost_bytes(op: &StoreOp) -> usize {
+    match op {
+        StoreOp::Park { letters, .. } => {
+            letters.iter().map(|letter| letter.entry.cost_bytes()).sum()
+        }
+        StoreOp::Resolve { .. }
+        | StoreOp::Refuse { .. }
+        | StoreOp::Advance { .. }
+        | StoreOp::Finish { .. } => 0,
+    }
 }
 
 impl StoreOps {
     pub(crate) fn new(desk: Desk) -> Self {
-        Self { desk, queue: VecDeque::new(), writing: None }
+        Self { desk, queue: VecDeque::new(), writing: None, bytes: 0 }
     }
 
     /// Queues a write; letters join the last queued write of letters, ids that of ids.
     pub(crate) fn push(&mut self, op: StoreOp) {
+        self.bytes += cost_bytes(&op);
         match (self.queue.back_mut(), op) {
             (
                 Some(StoreOp::Park { letters, seqs, keys }),
@@ -154,7 +190,13 @@ impl StoreOps {
         let writing = self.writing.as_mut().expect("set above");
         let done = writing.await;
         self.writing = None;
+        self.bytes -= cost_bytes(&done.0);
         done
+    }
+
+    /// What the letters that are not written yet cost of the byte budget.
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes
     }
 
     pub(crate) fn is_idle(&self) -> bool {

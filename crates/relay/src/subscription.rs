@@ -24,6 +24,7 @@ use crate::options::{Keeper, RelayOptions};
 use crate::reading::{self, ReadFrom, Reading};
 use crate::relay::run_group;
 use crate::status::{PipelineStatus, RelayStatus, SinkState};
+use crate::store_ops::Patience;
 
 /// What a subscriber is handed: records of one partition, in feed order.
 #[derive(Debug, Clone)]
@@ -306,20 +307,17 @@ where
         C: Fn() -> R,
         R: Future<Output = Result<T>>,
     {
-        let mut wait = Duration::from_millis(20);
+        let mut patience = Patience::new();
         loop {
-            match call().await {
-                Err(error) if error.kind() == ErrorKind::Transient => {
-                    if held.trust.remaining(self.clock.elapsed()).is_none() {
-                        return Err(
-                            Error::fenced("the lease was not renewed in time").with_source(error)
-                        );
-                    }
-                    self.clock.sleep(wait).await;
-                    wait = (wait * 2).min(Duration::from_secs(1));
-                }
-                done => return done,
+            let error = match call().await {
+                Ok(done) => return Ok(done),
+                Err(error) => error,
+            };
+            let Some(wait) = patience.after(&error) else { return Err(error) };
+            if held.trust.remaining(self.clock.elapsed()).is_none() {
+                return Err(Error::fenced("the lease was not renewed in time").with_source(error));
             }
+            self.clock.sleep(wait).await;
         }
     }
 }

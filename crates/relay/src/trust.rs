@@ -6,16 +6,20 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use tokio_util::sync::CancellationToken;
+
 /// Shared between the keeper (writes) and a partition's worker (reads).
 #[derive(Debug)]
 pub(crate) struct Trust {
     /// Milliseconds of the clock's `elapsed`; 0 once lost.
     until_ms: AtomicU64,
+    /// Wakes whoever sleeps in the belief that there is time left.
+    lost: CancellationToken,
 }
 
 impl Trust {
     pub(crate) fn new(until: Duration) -> Self {
-        Self { until_ms: AtomicU64::new(millis(until)) }
+        Self { until_ms: AtomicU64::new(millis(until)), lost: CancellationToken::new() }
     }
 
     /// Moves the deadline, unless the lease was lost before.
@@ -27,6 +31,12 @@ impl Trust {
 
     pub(crate) fn lose(&self) {
         self.until_ms.store(0, Ordering::Release);
+        self.lost.cancel();
+    }
+
+    /// Ends when the lease is known to be lost; not when it merely runs out. Cancel-safe.
+    pub(crate) async fn lost(&self) {
+        self.lost.cancelled().await;
     }
 
     /// What is left at `now`; nothing means: stop publishing at once.

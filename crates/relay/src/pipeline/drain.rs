@@ -31,7 +31,11 @@ impl Pipeline {
         let high = self.window.high();
         let is_gap = |item: &Item| matches!(item.origin, Origin::Feed(seq) if seq < high);
         if !is_halted && now < until {
-            // A lane between attempts would leave a gap below confirmed events.
+            // A lane between attempts would leave a gap below confirmed events, and so would one
+            // that an open circuit keeps from being sent.
+            if self.health.is_open() {
+                self.lanes.make_ready_wait(is_gap);
+            }
             for lane in self.lanes.waiting(is_gap) {
                 self.set_aside(lane);
             }

@@ -9,12 +9,13 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use postrider_core::{
-    Batch, DeadLetter, DeadLetterState, Entry, Error, ErrorKind, Key, NewDeadLetter, Result,
+    Batch, BatchLimit, DeadLetter, DeadLetterState, Entry, Error, ErrorKind, Key, NewDeadLetter,
+    Result,
 };
 
 use super::{Exit, Phase, Pipeline, RELEASE_EVERY, RELEASE_PAGE};
 use crate::lanes::{LaneId, NewItem, Origin};
-use crate::store_ops::StoreOp;
+use crate::store_ops::{Patience, StoreOp};
 use crate::window::Fate;
 
 impl Pipeline {
@@ -33,15 +34,14 @@ impl Pipeline {
         let desk = self.set.desk.clone();
         let look_up = async move {
             let partition = desk.lease.partition();
-            let mut wait = Duration::from_millis(20);
+            let mut patience = Patience::new();
             loop {
                 match desk.store.blocked(&desk.consumer, partition, &keys).await {
                     Ok(blocked) => return Ok(blocked.into_iter().collect()),
-                    Err(error) if error.kind() == ErrorKind::Transient => {
+                    Err(error) => {
+                        let Some(wait) = patience.after(&error) else { return Err(error) };
                         desk.clock.sleep(wait).await;
-                        wait = (wait * 2).min(Duration::from_secs(1));
                     }
-                    Err(error) => return Err(error),
                 }
             }
         };
@@ -124,19 +124,37 @@ impl Pipeline {
         }
     }
 
-    /// Asks for released letters when it is time, and none are in memory or being written.
+    /// When to ask for released letters; nothing while they are being asked for or written, or as
+    /// many as may be are in memory.
+    pub(super) fn release_due_at(&self) -> Option<Duration> {
+        let in_memory = self.lanes.dead_letters();
+        let may_look = matches!(self.phase, Phase::Running)
+            && self.release.is_none()
+            && self.ops.is_idle()
+            && in_memory < RELEASE_PAGE.records;
+        // Letters in memory may be between attempts for long: others' are looked for beside them.
+        may_look.then_some(if in_memory == 0 { self.release_at } else { self.look_again_at })
+    }
+
     pub(super) fn look_for_released(&mut self, now: Duration) {
-        let quiet = self.ops.is_idle() && self.lanes.dead_letters() == 0;
-        let due = now >= self.release_at && self.release.is_none() && quiet;
-        if !due || !matches!(self.phase, Phase::Running) {
+        if self.release_due_at().is_none_or(|at| now < at) {
             return;
         }
         self.release_at = now + RELEASE_EVERY;
+        self.look_again_at = now + RELEASE_EVERY;
         let desk = self.set.desk.clone();
         self.parkings_at_release = self.parkings;
+        self.ended_at_release = self.letters_ended;
+        let (in_memory, bytes) = self.lanes.letters();
         self.release = Some(Box::pin(async move {
             let partition = desk.lease.partition();
-            let letters = desk.store.released(&desk.consumer, partition, RELEASE_PAGE).await?;
+            // Those in memory come again, and must not crowd out the new ones.
+            let limit = BatchLimit {
+                records: RELEASE_PAGE.records + in_memory.len(),
+                bytes: RELEASE_PAGE.bytes + bytes,
+            };
+            let mut letters = desk.store.released(&desk.consumer, partition, limit).await?;
+            letters.retain(|letter| !in_memory.contains(&letter.id));
             let blocking = desk.store.blocking(&desk.consumer, partition).await?;
             Ok((letters, blocking))
         }));
@@ -160,6 +178,11 @@ impl Pipeline {
         if !letters.is_empty() {
             // The next page follows as soon as this one is settled.
             self.release_at = Duration::ZERO;
+        }
+        if self.letters_ended != self.ended_at_release {
+            // A letter that left meanwhile may be in this page, or before one of its key in it.
+            self.look_again_at = Duration::ZERO;
+            return;
         }
         for letter in letters {
             if letter.entry.key().is_none() {
@@ -191,10 +214,9 @@ impl Pipeline {
                     self.parked_one(key);
                 }
             }
-            StoreOp::Resolve { ids } => {
-                self.blocking = self.blocking.saturating_sub(ids.len() as u64);
-            }
-            StoreOp::Refuse { .. } => {}
+            // How many still hold keys back is told by the next look: among these may be some that
+            // were never counted, because a person released them.
+            StoreOp::Resolve { .. } | StoreOp::Refuse { .. } => {}
             StoreOp::Advance { to, .. } => {
                 if let Some(reading) = &self.reading {
                     reading.confirm(to);

@@ -33,7 +33,7 @@ use crate::lanes::{Chains, Item, LaneId, Lanes, Origin};
 use crate::options::SinkOptions;
 use crate::reading::{self, ReadFrom, Reading};
 use crate::status::{PipelineStatus, SinkState};
-use crate::store_ops::{Desk, StoreOp, StoreOps};
+use crate::store_ops::{Desk, Patience, StoreOp, StoreOps};
 use crate::trust::Trust;
 use crate::window::{Seq, Window};
 
@@ -123,7 +123,12 @@ pub(crate) struct Pipeline {
     /// Grows with each parking, so that a count read before it is not believed.
     parkings: u64,
     parkings_at_release: u64,
+    /// Grows as letters leave memory, so that a page read before it is not believed.
+    letters_ended: u64,
+    ended_at_release: u64,
     release_at: Duration,
+    /// The same while letters are in memory.
+    look_again_at: Duration,
     checkpoint_at: Duration,
     ended: Option<Vec<Successor>>,
     finishing: bool,
@@ -139,10 +144,16 @@ pub(crate) async fn run(set: Setting, stop: CancellationToken) -> Exit {
     let partition = set.desk.lease.partition().clone();
     status.set_running(true);
     status.set_state(SinkState::Flowing);
-    let exit = match Pipeline::start(set).await {
-        Ok(mut pipeline) => pipeline.run(&stop).await,
-        Err(error) if error.kind() == ErrorKind::Fenced => Exit::LeaseLost,
-        Err(error) => Exit::Halted(error),
+    let started = tokio::select! {
+        biased;
+        () = stop.cancelled() => None,
+        started = Pipeline::start(set) => Some(started),
+    };
+    let exit = match started {
+        None => Exit::Drained,
+        Some(Ok(mut pipeline)) => pipeline.run(&stop).await,
+        Some(Err(error)) if error.kind() == ErrorKind::Fenced => Exit::LeaseLost,
+        Some(Err(error)) => Exit::Halted(error),
     };
     if let Exit::Halted(error) = &exit {
         tracing::error!(
@@ -159,6 +170,7 @@ impl Pipeline {
     async fn start(set: Setting) -> Result<Self> {
         let consumer = set.desk.consumer.clone();
         let partition = set.desk.lease.partition().clone();
+        let mut patience = Patience::new();
         let (from, blocking) = loop {
             let found = load(&set, &consumer, &partition).await;
             match found {
@@ -166,7 +178,8 @@ impl Pipeline {
                     let resume = checkpoint.map(|found| StartFrom::After(found.position));
                     break (resume.unwrap_or_else(|| set.options.from.clone()), blocking);
                 }
-                Err(error) if error.kind() == ErrorKind::Transient => {
+                Err(error) => {
+                    let Some(wait) = patience.after(&error) else { return Err(error) };
                     tracing::warn!(%partition, sink = %consumer, error = %error.chain(),
                         "the checkpoint can't be read for now; trying again");
                     if set.trust.remaining(set.desk.clock.elapsed()).is_none() {
@@ -174,9 +187,8 @@ impl Pipeline {
                             "the lease ran out before the checkpoint was read",
                         ));
                     }
-                    set.desk.clock.sleep(Duration::from_millis(100)).await;
+                    set.desk.clock.sleep(wait).await;
                 }
-                Err(error) => return Err(error),
             }
         };
         let (reading, task) = reading::start(ReadFrom {
@@ -206,7 +218,10 @@ impl Pipeline {
             blocking,
             parkings: 0,
             parkings_at_release: 0,
+            letters_ended: 0,
+            ended_at_release: 0,
             release_at: now,
+            look_again_at: now,
             checkpoint_at: now + set.checkpoint_every,
             ended: None,
             finishing: false,
@@ -244,11 +259,13 @@ impl Pipeline {
     async fn signal(&mut self, stop: &CancellationToken, wait: Duration) -> Signal {
         let running = matches!(self.phase, Phase::Running);
         let may_read = running && self.may_read();
-        let clock = Arc::clone(&self.set.desk.clock);
+        let (clock, trust) = (Arc::clone(&self.set.desk.clock), Arc::clone(&self.set.trust));
         let (lookup, release) = (&mut self.lookup, &mut self.release);
         tokio::select! {
             biased;
             () = stop.cancelled(), if running => Signal::Stop,
+            // The head of the loop sees that no trust is left.
+            () = trust.lost() => Signal::Timer,
             (op, result) = self.ops.done() => Signal::Written(op, result),
             Some(done) = self.publishes.join_next(), if !self.publishes.is_empty() => {
                 done.map_or(Signal::SinkPanicked, Signal::Published)
@@ -321,27 +338,23 @@ impl Pipeline {
             next = next.min(self.checkpoint_at);
         }
         match self.phase {
-            Phase::Running if self.release.is_none() && self.lanes.dead_letters() == 0 => {
-                // While writes are under way their end wakes the loop.
-                if self.ops.is_idle() {
-                    next = next.min(self.release_at);
-                }
-            }
-            Phase::Running => {}
+            // While writes are under way their end wakes the loop.
+            Phase::Running => next = self.release_due_at().map_or(next, |at| next.min(at)),
             Phase::Draining { until, .. } => next = next.min(until),
         }
-        if let Some(at) = self.health.opens_at().filter(|_| self.lanes.has_ready()) {
-            next = next.min(at.max(now));
-            if at <= now {
-                // A probe is under way; its outcome wakes the loop.
-                next = now + IDLE_WAIT.min(self.set.trust.remaining(now).unwrap_or_default());
-            }
+        // Once it lets a call through, that call's outcome wakes the loop.
+        if let Some(at) = self.health.opens_at().filter(|at| *at > now && self.lanes.has_ready()) {
+            next = next.min(at);
         }
         next
     }
 
     /// Starts as many calls as the sink, the circuit and the phase allow.
     fn dispatch(&mut self, now: Duration) {
+        if self.finishing {
+            // What is left belongs to the successors, whose relays may be at work already.
+            return;
+        }
         while let Some(lane) = self.lanes.take_unsendable() {
             let error = self.why_unsendable(lane);
             self.failed(lane, error);
@@ -384,13 +397,14 @@ impl Pipeline {
         self.reading.is_some()
             && self.lookup.is_none()
             && self.window.len() < WINDOW_RECORDS
-            && self.lanes.bytes() < self.set.budget_bytes
+            && self.lanes.bytes() + self.ops.bytes() < self.set.budget_bytes
     }
 
     fn report(&self) {
         let status = &self.set.status;
         status.outstanding.store(self.lanes.len() as u64, Ordering::Relaxed);
-        status.in_flight_bytes.store(self.lanes.bytes() as u64, Ordering::Relaxed);
+        let bytes = self.lanes.bytes() + self.ops.bytes();
+        status.in_flight_bytes.store(bytes as u64, Ordering::Relaxed);
         if self.lanes.len() == 0 {
             status.moved(self.set.desk.clock.elapsed());
         }

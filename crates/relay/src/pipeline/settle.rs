@@ -88,7 +88,10 @@ impl Pipeline {
         let (item, left) = self.lanes.pop(lane);
         match item.origin {
             Origin::Feed(seq) => self.window.finish(seq, Fate::Published),
-            Origin::DeadLetter(id) => self.ops.push(StoreOp::Resolve { ids: vec![id] }),
+            Origin::DeadLetter(id) => {
+                self.letters_ended += 1;
+                self.ops.push(StoreOp::Resolve { ids: vec![id] });
+            }
         }
         left
     }
@@ -130,17 +133,28 @@ impl Pipeline {
                 self.lanes.make_wait(lane);
                 self.begin_drain(Some(error));
             }
-            Reaction::StepDown => self.exit = Some(Exit::LeaseLost),
+            Reaction::StepDown => {
+                tracing::warn!(
+                    partition = %self.partition(), sink = %self.set.desk.consumer,
+                    epoch = self.set.desk.lease.epoch().get(), error = %error.chain(),
+                    "the sink says that another relay is at work; this worker stops"
+                );
+                // The partition's other sinks stop as well: only a fresh lease ends the doubt.
+                self.set.trust.lose();
+                self.exit = Some(Exit::LeaseLost);
+            }
         }
     }
 
     fn give_up(&mut self, lane: LaneId, state: DeadLetterState, error: &Error) {
         let reason = error.chain();
         let item = self.lanes.head(lane);
-        let attempts = item.earlier_attempts.saturating_add(self.lanes.tries_of(lane).all);
+        // A letter keeps its earlier attempts, and these are added to them.
+        let attempts = self.lanes.tries_of(lane).all;
         tracing::warn!(
             partition = %self.partition(), sink = %self.set.desk.consumer,
-            position = %item.entry.position(), attempt = attempts, error = %reason,
+            position = %item.entry.position(), error = %reason,
+            attempt = item.earlier_attempts.saturating_add(attempts),
             "an event can't be delivered and becomes a dead letter"
         );
         match state {
@@ -192,7 +206,11 @@ impl Pipeline {
         }
         for Item { entry, origin, .. } in items {
             // A released letter behind the head is among the dead letters already.
-            let Origin::Feed(seq) = origin else { continue };
+                self.letters_ended += 1;
+            let Origin::Feed(seq) = origin else {
+                self.letters_ended += 1;
+                continue;
+            };
             let reason = "waits behind an earlier event of its key".to_owned();
             let state = DeadLetterState::Waiting;
             letters.push(NewDeadLetter { entry, state, reason, attempts: 0 });
@@ -214,9 +232,12 @@ impl Pipeline {
 
     pub(super) fn set_aside(&mut self, lane: LaneId) {
         let tries = self.lanes.tries_of(lane);
-        let (reason, all) = (tries.reason.clone(), tries.all);
-        let attempts = self.lanes.head(lane).earlier_attempts.saturating_add(all);
-        let reason = format!("set aside between attempts: {reason}");
+        let (reason, attempts) = (tries.reason.clone(), tries.all);
+        let reason = match reason.is_empty() {
+            true => "set aside, not tried: the sink took nothing when the relay stopped".to_owned(),
+            false => format!("set aside between attempts: {reason}"),
+        };
         self.park_lane(lane, DeadLetterState::Requeued, reason, attempts);
+                self.letters_ended += 1;
     }
 }

@@ -1,9 +1,12 @@
 //! The relay over the memory store and sink, in virtual time.
 
+mod beginning;
 mod cases;
 mod delivery;
 mod failures;
 mod groups;
+mod hooked;
+mod letters;
 mod readiness;
 mod replaying;
 mod subscribing;

@@ -1,0 +1,215 @@
+//! A store whose calls a test can watch, delay or fail.
+//!
+//! What lives here: the wrapper. What does not: which call meets what, which each test says.
+//! Invariant: a call that meets nothing is the inner store's own.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use postrider_core::{
+    Acquired, BatchLimit, Checkpoint, Checkpoints, ConsumerName, ConsumerProgress, DeadLetter,
+    DeadLetterFilter, DeadLetterId, DeadLetterState, DeadLetters, Error, GroupName, HeldLease, Key,
+    LeaseInfo, Leases, NewDeadLetter, PartitionId, Position, Pruned, RelayId, Renewal, Result,
+    Retention, RetentionPolicy, Successor, Tally,
+};
+use postrider_store_memory::MemoryStore;
+
+/// A call that a test can meet; `Released` after its answer was made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Call {
+    Checkpoint,
+    Blocked,
+    Park,
+    Released,
+}
+
+/// What a call meets before its answer goes out: how long it waits, and whether it fails.
+pub(crate) type Hook = dyn Fn(Call) -> (Duration, Option<Error>) + Send + Sync;
+
+pub(crate) struct Hooked {
+    pub(crate) inner: MemoryStore,
+    pub(crate) hook: Arc<Hook>,
+}
+
+impl Hooked {
+    async fn meet(&self, call: Call) -> Result<()> {
+        let (wait, error) = (self.hook)(call);
+        if !wait.is_zero() {
+            tokio::time::sleep(wait).await;
+        }
+        error.map_or(Ok(()), Err)
+    }
+}
+
+#[async_trait]
+impl Leases for Hooked {
+    async fn join(
+        &self,
+        group: &GroupName,
+        relay: &RelayId,
+        ttl: Duration,
+    ) -> Result<Vec<RelayId>> {
+        self.inner.join(group, relay, ttl).await
+    }
+
+    async fn leave(&self, group: &GroupName, relay: &RelayId) -> Result<()> {
+        self.inner.leave(group, relay).await
+    }
+
+    async fn acquire(
+        &self,
+        group: &GroupName,
+        partition: &PartitionId,
+        relay: &RelayId,
+        ttl: Duration,
+    ) -> Result<Acquired> {
+        self.inner.acquire(group, partition, relay, ttl).await
+    }
+
+    async fn renew(&self, leases: &[&HeldLease], ttl: Duration) -> Result<Vec<Renewal>> {
+        self.inner.renew(leases, ttl).await
+    }
+
+    async fn release(&self, lease: &HeldLease) -> Result<()> {
+        self.inner.release(lease).await
+    }
+
+    async fn leases(&self, group: &GroupName) -> Result<Vec<LeaseInfo>> {
+        self.inner.leases(group).await
+    }
+}
+
+#[async_trait]
+impl Checkpoints for Hooked {
+    async fn checkpoint(
+        &self,
+        consumer: &ConsumerName,
+        partition: &PartitionId,
+    ) -> Result<Option<Checkpoint>> {
+        self.meet(Call::Checkpoint).await?;
+        self.inner.checkpoint(consumer, partition).await
+    }
+
+    async fn advance(
+        &self,
+        lease: &HeldLease,
+        consumer: &ConsumerName,
+        to: &Position,
+        tally: Tally,
+    ) -> Result<()> {
+        self.inner.advance(lease, consumer, to, tally).await
+    }
+
+    async fn finish(
+        &self,
+        lease: &HeldLease,
+        consumer: &ConsumerName,
+        successors: &[Successor],
+    ) -> Result<()> {
+        self.inner.finish(lease, consumer, successors).await
+    }
+
+    async fn progress(&self) -> Result<Vec<ConsumerProgress>> {
+        self.inner.progress().await
+    }
+
+    async fn remove_consumer(&self, consumer: &ConsumerName) -> Result<bool> {
+        self.inner.remove_consumer(consumer).await
+    }
+}
+
+#[async_trait]
+impl DeadLetters for Hooked {
+    async fn park(
+        &self,
+        lease: &HeldLease,
+        consumer: &ConsumerName,
+        letters: &[NewDeadLetter],
+    ) -> Result<u64> {
+        self.meet(Call::Park).await?;
+        self.inner.park(lease, consumer, letters).await
+    }
+
+    async fn blocked(
+        &self,
+        consumer: &ConsumerName,
+        partition: &PartitionId,
+        keys: &[Key],
+    ) -> Result<Vec<Key>> {
+        self.meet(Call::Blocked).await?;
+        self.inner.blocked(consumer, partition, keys).await
+    }
+
+    async fn blocking(&self, consumer: &ConsumerName, partition: &PartitionId) -> Result<u64> {
+        self.inner.blocking(consumer, partition).await
+    }
+
+    async fn released(
+        &self,
+        consumer: &ConsumerName,
+        partition: &PartitionId,
+        limit: BatchLimit,
+    ) -> Result<Vec<DeadLetter>> {
+        let letters = self.inner.released(consumer, partition, limit).await?;
+        self.meet(Call::Released).await?;
+        Ok(letters)
+    }
+
+    async fn resolve(
+        &self,
+        lease: &HeldLease,
+        consumer: &ConsumerName,
+        ids: &[DeadLetterId],
+    ) -> Result<()> {
+        self.inner.resolve(lease, consumer, ids).await
+    }
+
+    async fn refuse(
+        &self,
+        lease: &HeldLease,
+        id: DeadLetterId,
+        state: DeadLetterState,
+        reason: &str,
+        attempts: u32,
+    ) -> Result<()> {
+        self.inner.refuse(lease, id, state, reason, attempts).await
+    }
+
+    async fn list(
+        &self,
+        filter: &DeadLetterFilter,
+        after: Option<DeadLetterId>,
+        limit: usize,
+    ) -> Result<Vec<DeadLetter>> {
+        self.inner.list(filter, after, limit).await
+    }
+
+    async fn requeue(&self, filter: &DeadLetterFilter) -> Result<u64> {
+        self.inner.requeue(filter).await
+    }
+
+    async fn skip(&self, filter: &DeadLetterFilter) -> Result<u64> {
+        self.inner.skip(filter).await
+    }
+
+    async fn discard(&self, filter: &DeadLetterFilter) -> Result<u64> {
+        self.inner.discard(filter).await
+    }
+
+    async fn at(
+        &self,
+        consumer: &ConsumerName,
+        partition: &PartitionId,
+        position: &Position,
+    ) -> Result<Option<DeadLetter>> {
+        self.inner.at(consumer, partition, position).await
+    }
+}
+
+#[async_trait]
+impl Retention for Hooked {
+    async fn prune(&self, lease: Option<&HeldLease>, policy: &RetentionPolicy) -> Result<Pruned> {
+        self.inner.prune(lease, policy).await
+    }
+}
