@@ -286,7 +286,8 @@ pub async fn a_page_of_released_letters_keeps_to_its_limits<H: StoreHarness>() {
     requeue_all(&*desk.store).await;
     let page = desk.released(BatchLimit { records: 3, ..WHOLE }).await;
     assert_eq!(page.iter().map(event_number).collect::<Vec<_>>(), [1, 2, 3]);
-    let page = desk.released(BatchLimit { records: 4, bytes: 6_000 }).await;
+    let two = 2 * records[0].event.cost_bytes() + 1;
+    let page = desk.released(BatchLimit { records: 4, bytes: two }).await;
     assert_eq!(page.iter().map(event_number).collect::<Vec<_>>(), [1, 2]);
     let page = desk.released(BatchLimit { records: 4, bytes: 10 }).await;
     assert_eq!(page.iter().map(event_number).collect::<Vec<_>>(), [1]);
