@@ -20,8 +20,8 @@ Exit codes:
   0    done
   1    it failed, or not everything could be done
   2    the command line or the configuration is wrong; nothing was started
-  3    not ready: the database can't be reached, is locked, damaged, not initialised,
-       or has another schema version
+  3    not ready: the database can't be reached, is locked, full, damaged, not
+       initialised, or has another schema version
   130  stopped by a second signal before the drain was over
 
 Environment:
@@ -61,7 +61,12 @@ pub(crate) struct Global {
     )]
     pub(crate) config: PathBuf,
     /// Use this SQLite database instead of a configuration file (not for run and replay)
-    #[arg(long, global = true, value_name = "PATH")]
+    #[arg(
+        long,
+        global = true,
+        value_name = "PATH",
+        value_parser = clap::builder::NonEmptyStringValueParser::new()
+    )]
     pub(crate) source: Option<String>,
     /// Print JSON for programs instead of text for people
     #[arg(long, global = true)]

@@ -6,6 +6,8 @@
 use std::fmt;
 use std::process::ExitCode;
 
+use postrider_core::{Error, ErrorKind};
+
 use crate::config::Problems;
 
 /// It failed, or not everything could be done.
@@ -40,6 +42,37 @@ impl fmt::Display for NotReady {
 }
 
 impl std::error::Error for NotReady {}
+
+/// Names the call to the source that failed, and marks it as "not ready" where the source is in
+/// trouble rather than the question wrong.
+pub(crate) trait SourceContext<T> {
+    /// `what` is a verb and an object.
+    ///
+    /// # Errors
+    /// The call's own.
+    fn source_context(self, what: impl Into<String>) -> anyhow::Result<T>;
+}
+
+impl<T> SourceContext<T> for postrider_core::Result<T> {
+    fn source_context(self, what: impl Into<String>) -> anyhow::Result<T> {
+        self.map_err(|error| {
+            let not_ready = is_not_ready(&error);
+            let error = anyhow::Error::from(error);
+            if not_ready {
+                error.context(NotReady(what.into()))
+            } else {
+                error.context(what.into())
+            }
+        })
+    }
+}
+
+fn is_not_ready(error: &Error) -> bool {
+    match error.kind() {
+        ErrorKind::Transient | ErrorKind::Throttled { .. } | ErrorKind::Corrupt => true,
+        ErrorKind::Permanent | ErrorKind::Fenced | ErrorKind::Unsupported => false,
+    }
+}
 
 /// The reader of our output went away: no reason to say anything.
 pub(crate) fn is_broken_pipe(error: &anyhow::Error) -> bool {
@@ -76,5 +109,14 @@ mod tests {
         assert_eq!(number_of(&anyhow!("x")), FAILURE);
         assert_eq!(number_of(&anyhow!(Usage("x".to_owned())).context("parse")), USAGE);
         assert_eq!(number_of(&anyhow!("x").context(NotReady("open".to_owned()))), NOT_READY);
+    }
+
+    #[test]
+    fn a_source_in_trouble_is_not_ready_and_a_refused_question_failed() {
+        let number =
+            |error: Error| number_of(&Err::<(), _>(error).source_context("x").unwrap_err());
+        assert_eq!(number(Error::transient("locked")), NOT_READY);
+        assert_eq!(number(Error::corrupt("damaged")), NOT_READY);
+        assert_eq!(number(Error::permanent("beyond the head")), FAILURE);
     }
 }

@@ -12,7 +12,7 @@ use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{EnvFilter, Layer, Registry};
 
-use crate::config::{LogConfig, TraceConfig};
+use crate::config::{LogConfig, TraceConfig, nearest};
 use crate::exit::Usage;
 #[cfg(feature = "otlp")]
 use crate::otlp;
@@ -54,6 +54,26 @@ pub(crate) fn quiet() -> LogConfig {
     LogConfig { json: false, level: "warn".to_owned() }
 }
 
+/// Refuses what is no level and no list of directives. A bare word that is no level would be taken
+/// for a module's name, and everything else would fall silent.
+///
+/// # Errors
+/// What is wrong and what to write.
+pub(crate) fn check_level(text: &str) -> Result<(), String> {
+    const LEVELS: &[&str] = &["off", "error", "warn", "info", "debug", "trace"];
+    let remedy = "write error, warn, info, debug or trace, or directives such as \
+                  info,postrider_relay=debug";
+    for part in text.split(',').map(str::trim).filter(|part| !part.contains(['=', '['])) {
+        if !LEVELS.contains(&part.to_ascii_lowercase().as_str()) {
+            let meant = nearest(part, LEVELS.iter().copied());
+            let meant = meant.map(|name| format!("; did you mean {name:?}?")).unwrap_or_default();
+            return Err(format!("{part:?} is no log level{meant}; {remedy}"));
+        }
+    }
+    let parsed = EnvFilter::builder().parse(text);
+    parsed.map(drop).map_err(|error| format!("{text:?} is no log level: {error}; {remedy}"))
+}
+
 /// Sets the process up to log and trace. Call once.
 ///
 /// # Errors
@@ -63,9 +83,8 @@ pub(crate) fn start(log: &LogConfig, trace: Option<&TraceConfig>) -> Result<Trac
         Ok(text) if !text.is_empty() => text,
         Ok(_) | Err(_) => log.level.clone(),
     };
-    let filter = EnvFilter::builder().parse(&directives).map_err(|error| {
-        Usage(format!("log level {directives:?} is not usable: {error}; write error to trace"))
-    })?;
+    check_level(&directives).map_err(|text| Usage(format!("{LEVEL_VARIABLE}: {text}")))?;
+    let filter = EnvFilter::builder().parse(&directives).context("read the log level")?;
     let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
     let lines: Box<dyn Layer<Registry> + Send + Sync> = if log.json {
         lines.json().flatten_event(true).with_current_span(false).with_span_list(false).boxed()

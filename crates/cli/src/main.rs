@@ -16,6 +16,7 @@ mod otlp;
 mod output;
 mod signals;
 
+use std::io::Write;
 use std::process::ExitCode;
 
 use clap::Parser;
@@ -40,11 +41,18 @@ fn main() -> ExitCode {
 
 /// Prints the error and its causes, one layer a line.
 fn report(error: &anyhow::Error) {
-    for (depth, cause) in error.chain().enumerate() {
+    let mut layers: Vec<String> = error.chain().map(ToString::to_string).collect();
+    // Drivers like to say the same twice, the second time with a number.
+    for index in (1..layers.len()).rev() {
+        if layers[index].contains(layers[index - 1].as_str()) && index > 1 {
+            layers.remove(index - 1);
+        }
+    }
+    for (depth, text) in layers.iter().enumerate() {
         let label = if depth == 0 { "error" } else { "  because" };
         // Line breaks are our own (a list of problems); everything else may be anybody's text.
-        let text = cause.to_string();
         let lines: Vec<_> = text.lines().map(escape).collect();
-        eprintln!("{label}: {}", lines.join("\n"));
+        // Nobody may be there to read it: that changes nothing about the exit code.
+        let _ = writeln!(std::io::stderr(), "{label}: {}", lines.join("\n"));
     }
 }

@@ -69,12 +69,16 @@ impl Output {
     /// One line on standard output, at once.
     ///
     /// # Errors
-    /// When the reader went away; `main` ends quietly then.
+    /// When it can't be written. A reader that went away lets `main` end quietly.
     pub(crate) fn line(&self, text: impl AsRef<str>) -> io::Result<()> {
         let mut out = io::stdout().lock();
-        out.write_all(text.as_ref().as_bytes())?;
-        out.write_all(b"\n")?;
-        out.flush()
+        let written = out
+            .write_all(text.as_ref().as_bytes())
+            .and_then(|()| out.write_all(b"\n"))
+            .and_then(|()| out.flush());
+        written.map_err(|error| {
+            io::Error::new(error.kind(), format!("write to standard output: {error}"))
+        })
     }
 
     /// One JSON document on one line.

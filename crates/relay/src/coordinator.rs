@@ -26,6 +26,8 @@ use crate::trust::Trust;
 const STANDBY_POLL: Duration = Duration::from_millis(50);
 /// How often a relay that holds all it may looks around.
 const HOLDING_POLL: Duration = Duration::from_millis(250);
+/// How soon an unchanged trouble of the database is told again.
+const TELL_AGAIN_AFTER: Duration = Duration::from_secs(60);
 /// Shortest time between two looks at the live relays.
 const JOIN_AT_MOST_EVERY: Duration = Duration::from_millis(100);
 
@@ -62,6 +64,8 @@ pub(crate) struct Coordinator {
     joined_at: Option<Duration>,
     /// Partitions whose lease was lost just now, and when to ask for them again.
     resting: HashMap<PartitionId, Duration>,
+    /// What was last said about the database's trouble, and when.
+    told: Option<(String, Duration)>,
 }
 
 impl Coordinator {
@@ -85,6 +89,7 @@ impl Coordinator {
             partitions: Vec::new(),
             joined_at: None,
             resting: HashMap::new(),
+            told: None,
         }
     }
 
@@ -105,6 +110,9 @@ impl Coordinator {
         while !stop.is_cancelled() {
             let wait = match self.look_around().await {
                 Ok(wait) => {
+                    if self.told.take().is_some() {
+                        tracing::info!("the database can be used again");
+                    }
                     self.status.store_answered(None);
                     wait
                 }
@@ -137,8 +145,16 @@ impl Coordinator {
         if lasting && self.joined_at.is_none() {
             return Err(error);
         }
-        tracing::warn!(error = %error.chain(), "the database does not answer; trying again");
-        self.status.store_answered(Some(error.chain()));
+        let (text, now) = (error.chain(), self.clock.elapsed());
+        let known = |(told, at): &(String, Duration)| {
+            *told == text && now.saturating_sub(*at) < TELL_AGAIN_AFTER
+        };
+        // Trying again comes every quarter of a second; a full disk needs no line for each.
+        if !self.told.as_ref().is_some_and(known) {
+            tracing::warn!(error = text, "the database can't be used for now; trying on");
+            self.told = Some((text.clone(), now));
+        }
+        self.status.store_answered(Some(text));
         Ok(HOLDING_POLL)
     }
 

@@ -6,13 +6,14 @@
 
 use std::process::ExitCode;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use postrider_core::{ConsumerName, ConsumerProgress};
 use serde_json::json;
 
 use super::dead_letters::confirm;
 use super::{block_on, open, source_config};
 use crate::args::{ConsumersCommand, Global};
+use crate::exit::SourceContext;
 use crate::output::{Cell, Output, escape, time};
 
 /// Runs the subcommand.
@@ -25,7 +26,7 @@ pub(super) fn run(global: &Global, command: ConsumersCommand, output: Output) ->
         match command {
             ConsumersCommand::List => {
                 let opened = open(&config).await?;
-                let progress = opened.store.progress().await.context("read checkpoints")?;
+                let progress = opened.store.progress().await.source_context("read checkpoints")?;
                 list(&progress, output)
             }
             ConsumersCommand::Remove { name, yes } => {
@@ -73,7 +74,7 @@ async fn remove(
     name: &ConsumerName,
     output: Output,
 ) -> Result<ExitCode> {
-    if !store.remove_consumer(name).await.context("remove the consumer")? {
+    if !store.remove_consumer(name).await.source_context("remove the consumer")? {
         bail!("there is no consumer {}; see postrider consumers list", escape(name.as_str()));
     }
     if output.json {

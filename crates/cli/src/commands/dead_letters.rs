@@ -15,7 +15,7 @@ use serde_json::{Value as Json, json};
 use super::tail::{headers_json, insert_payload};
 use super::{block_on, open, source_config};
 use crate::args::{DeadLettersCommand, Global, SettleArgs};
-use crate::exit::Usage;
+use crate::exit::{SourceContext, Usage};
 use crate::output::{Cell, Output, Tone, escape, is_interactive, time};
 
 /// Runs the subcommand.
@@ -122,7 +122,7 @@ async fn list(
     let (mut shown, mut after, mut rows) = (0, None, Vec::new());
     while shown < limit {
         let want = PAGE.min(limit - shown);
-        let page = store.list(filter, after, want).await.context("list dead letters")?;
+        let page = store.list(filter, after, want).await.source_context("list dead letters")?;
         let Some(last) = page.last() else { break };
         after = Some(last.id);
         shown += page.len();
@@ -143,7 +143,9 @@ async fn list(
     }
     let heading = ["ID", "STATE", "SINK", "KEY", "TYPE", "PARKED", "TRIES", "REASON"];
     output.table(&heading, &rows)?;
-    if shown == limit && !store.list(filter, after, 1).await?.is_empty() {
+    if shown == limit
+        && !store.list(filter, after, 1).await.source_context("list dead letters")?.is_empty()
+    {
         output.line(output.paint(Tone::Faint, "there are more; raise --limit"))?;
     }
     Ok(ExitCode::SUCCESS)
@@ -175,7 +177,7 @@ async fn show(
     output: Output,
 ) -> Result<ExitCode> {
     let filter = DeadLetterFilter { ids: vec![id], ..DeadLetterFilter::default() };
-    let found = store.list(&filter, None, 1).await.context("read the dead letter")?;
+    let found = store.list(&filter, None, 1).await.source_context("read the dead letter")?;
     let Some(letter) = found.first() else {
         bail!("there is no dead letter {}; see postrider dead-letters list", id.get());
     };
@@ -203,9 +205,9 @@ async fn settle(
     output: Output,
 ) -> Result<ExitCode> {
     let (count, name) = match verb {
-        Verb::Requeue => (store.requeue(filter).await.context("requeue")?, "requeued"),
-        Verb::Skip => (store.skip(filter).await.context("skip")?, "skipped"),
-        Verb::Drop => (store.discard(filter).await.context("drop")?, "dropped"),
+        Verb::Requeue => (store.requeue(filter).await.source_context("requeue")?, "requeued"),
+        Verb::Skip => (store.skip(filter).await.source_context("skip")?, "skipped"),
+        Verb::Drop => (store.discard(filter).await.source_context("drop")?, "dropped"),
     };
     if output.json {
         output.json_line(&json!({ name: count }))?;

@@ -12,6 +12,7 @@ use serde_json::json;
 use super::{block_on, open_with, source_config};
 use crate::args::{Global, InitArgs};
 use crate::compose::{self, OnSchema};
+use crate::exit::SourceContext;
 use crate::output::{Output, Tone};
 
 /// Creates or upgrades the schema, or prints its SQL.
@@ -31,7 +32,8 @@ pub(super) fn run(global: &Global, args: &InitArgs, output: Output) -> Result<Ex
     }
     block_on(async {
         let opened = open_with(&config, OnSchema::Create).await?;
-        let partitions = opened.source.partitions(&ConsumerName::new("init")?).await?.len();
+        let partitions = opened.source.partitions(&ConsumerName::new("init")?).await;
+        let partitions = partitions.source_context("list partitions")?.len();
         if output.json {
             output.json_line(&json!({
                 "source": opened.shown,

@@ -6,14 +6,14 @@
 
 use std::process::ExitCode;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use postrider_core::RetentionPolicy;
 use serde_json::json;
 
 use super::{block_on, open, source_config};
 use crate::args::{Global, PruneArgs};
 use crate::config::value::show_duration;
-use crate::exit::Usage;
+use crate::exit::{SourceContext, Usage};
 use crate::output::Output;
 
 /// Prunes until nothing is left to prune.
@@ -36,7 +36,7 @@ pub(super) fn run(global: &Global, args: &PruneArgs, output: Output) -> Result<E
         let progress = output.progress("events pruned");
         let (mut events, mut horizon) = (0, None);
         loop {
-            let pruned = opened.store.prune(None, &policy).await.context("prune")?;
+            let pruned = opened.store.prune(None, &policy).await.source_context("prune")?;
             events += pruned.events;
             horizon = pruned.horizon.or(horizon);
             progress.set_position(events);

@@ -16,7 +16,7 @@ use super::run::{OpenSink, open_sinks};
 use super::{block_on, full_config, open};
 use crate::args::{Global, ReplayArgs};
 use crate::config::Config;
-use crate::exit::Usage;
+use crate::exit::{SourceContext, Usage};
 use crate::output::{Output, Tone, escape};
 
 /// Replays, or counts with `--dry-run`.
@@ -56,7 +56,7 @@ pub(super) fn run(global: &Global, args: &ReplayArgs, output: Output) -> Result<
         let report = tokio::select! {
             report = replay.run(&consumer, |progress| {
                 bar.set_position(if args.dry_run { progress.matched } else { progress.published });
-            }) => report.context("replay")?,
+            }) => report.source_context("replay")?,
             interrupted = tokio::signal::ctrl_c() => {
                 interrupted.context("listen for SIGINT")?;
                 anyhow::bail!("interrupted; what was published until now stays published");

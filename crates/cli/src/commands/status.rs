@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use postrider_core::{
     Clock, ConsumerName, ConsumerProgress, DeadLetterFilter, DeadLetterState, GroupName, LeaseInfo,
     Position, Timestamp,
@@ -20,7 +20,7 @@ use super::{block_on, open, source_config};
 use crate::args::{Global, StatusArgs};
 use crate::compose::Opened;
 use crate::config::Config;
-use crate::exit::Usage;
+use crate::exit::{SourceContext, Usage};
 use crate::output::{Cell, Output, Tone, escape, roughly, time};
 
 /// A consumer with pending events whose checkpoint has not moved for this long is stuck or dead.
@@ -120,18 +120,19 @@ impl Picture {
     async fn take(opened: &Opened, group: GroupName) -> Result<Self> {
         let nobody = ConsumerName::new("postrider-status")?;
         let mut heads = Vec::new();
-        for partition in opened.feed.partitions(&nobody).await.context("list partitions")? {
-            let head = opened.feed.head(&partition).await.context("read the head")?;
+        for partition in opened.feed.partitions(&nobody).await.source_context("list partitions")? {
+            let head = opened.feed.head(&partition).await.source_context("read the head")?;
             heads.push((partition.as_str().to_owned(), head));
         }
-        let leases = opened.store.leases(&group).await.context("read leases")?;
-        let progress = opened.store.progress().await.context("read checkpoints")?;
+        let leases = opened.store.leases(&group).await.source_context("read leases")?;
+        let progress = opened.store.progress().await.source_context("read checkpoints")?;
         let parked = DeadLetterFilter {
             state: Some(DeadLetterState::Parked),
             ..DeadLetterFilter::default()
         };
         // One is enough to know: each comes with its payload.
-        let parked = opened.store.list(&parked, None, 1).await.context("read dead letters")?;
+        let parked =
+            opened.store.list(&parked, None, 1).await.source_context("read dead letters")?;
         let any_parked = !parked.is_empty();
         Ok(Self { group, now: SystemClock.now(), heads, leases, progress, any_parked })
     }

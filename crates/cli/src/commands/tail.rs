@@ -20,6 +20,7 @@ use serde_json::{Map, Value as Json, json};
 
 use super::{block_on, open, source_config};
 use crate::args::{Global, TailArgs};
+use crate::exit::SourceContext;
 use crate::output::{Output, Tone, escape, time};
 
 const PAGE: BatchLimit = BatchLimit { records: 256, bytes: 1024 * 1024 };
@@ -60,14 +61,14 @@ struct Partition {
 impl<'a> Tail<'a> {
     async fn begin(feed: &'a dyn Feed, from: &StartFrom) -> Result<Self> {
         let nobody = ConsumerName::new("postrider-tail")?;
-        let ids = feed.partitions(&nobody).await.context("list partitions")?;
+        let ids = feed.partitions(&nobody).await.source_context("list partitions")?;
         let mut partitions = Vec::new();
         for id in ids {
             let after = match from {
                 StartFrom::Oldest => Position::START,
-                StartFrom::Now => feed.head(&id).await.context("read the head")?,
+                StartFrom::Now => feed.head(&id).await.source_context("read the head")?,
                 StartFrom::Time(time) => {
-                    feed.position_at(&id, *time).await.context("find the time")?
+                    feed.position_at(&id, *time).await.source_context("find the time")?
                 }
                 StartFrom::After(position) => position.clone(),
             };
@@ -118,7 +119,7 @@ impl<'a> Tail<'a> {
                 .feed
                 .read(&partition.id, &partition.after, PAGE)
                 .await
-                .with_context(|| format!("read partition {}", partition.id))?;
+                .source_context(format!("read partition {}", partition.id))?;
             news |= !page.entries.is_empty();
             partition.after = page.position;
             partition.page = page.entries.into();

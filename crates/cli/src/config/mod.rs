@@ -12,6 +12,7 @@ pub(crate) mod schema;
 mod secrets;
 pub(crate) mod value;
 
+use std::io::Read;
 use std::path::Path;
 
 pub(crate) use model::{AdminConfig, Config, LogConfig, SinkConfig, SourceConfig, TraceConfig};
@@ -19,6 +20,9 @@ pub(crate) use problem::{Place, Problem, Problems, nearest};
 pub(crate) use secrets::Lookup;
 
 use crate::compose;
+
+/// Longest configuration: more than anybody writes, and little to hold.
+const MAX_FILE_BYTES: u64 = 1024 * 1024;
 
 /// What a command needs of the file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,7 +38,7 @@ pub(crate) enum Demand {
 /// # Errors
 /// All problems at once, each with its place, key and remedy.
 pub(crate) fn load(file: &Path, demand: Demand, lookup: Lookup) -> Result<Config, Problems> {
-    let text = std::fs::read(file).map_err(|error| unreadable(file, &error))?;
+    let text = read(file).map_err(|error| unreadable(file, demand, &error))?;
     let text = String::from_utf8(text).map_err(|error| {
         let at = error.utf8_error().valid_up_to();
         let valid = String::from_utf8_lossy(&error.as_bytes()[..at]).into_owned();
@@ -62,7 +66,17 @@ fn checked(config: Config) -> Result<Config, Problems> {
 pub(crate) fn of_source(path: &str) -> Result<Config, Problems> {
     let escaped = toml::Value::from(path).to_string();
     let text = format!("[source]\nkind = \"sqlite\"\nurl = {escaped}\n");
-    checked(parse::parse(&text, Path::new("--source"), Demand::Source, Lookup::Resolve)?)
+    let name = Path::new("--source");
+    let config = parse::parse(&text, name, Demand::Source, Lookup::Resolve).and_then(checked);
+    // Lines and keys of a text that nobody wrote would only mislead.
+    config.map_err(|problems| {
+        let plain = |problem: &Problem| Problem {
+            place: None,
+            key: String::new(),
+            text: problem.text.clone(),
+        };
+        Problems::new(name, problems.list().iter().map(plain).collect())
+    })
 }
 
 /// A configuration that the program wrote itself; `name` stands for the file in messages.
@@ -74,11 +88,29 @@ pub(crate) fn of_text(text: &str, name: &str) -> Result<Config, Problems> {
     checked(parse::parse(text, Path::new(name), Demand::SourceAndSinks, Lookup::Resolve)?)
 }
 
-fn unreadable(file: &Path, error: &std::io::Error) -> Problems {
-    let text = match error.kind() {
-        std::io::ErrorKind::NotFound => {
+/// Reads the whole file, or refuses one that can't be meant, such as a database.
+fn read(file: &Path) -> std::io::Result<Vec<u8>> {
+    let mut text = Vec::new();
+    std::fs::File::open(file)?.take(MAX_FILE_BYTES + 1).read_to_end(&mut text)?;
+    if text.len() as u64 > MAX_FILE_BYTES {
+        let text = format!(
+            "it has more than the {MAX_FILE_BYTES} bytes that a configuration may have; name \
+             another with --config"
+        );
+        return Err(std::io::Error::new(std::io::ErrorKind::FileTooLarge, text));
+    }
+    Ok(text)
+}
+
+fn unreadable(file: &Path, demand: Demand, error: &std::io::Error) -> Problems {
+    let text = match (error.kind(), demand) {
+        (std::io::ErrorKind::NotFound, Demand::Source) => {
             "there is no such file; create it (see postrider config --help), name another with \
              --config, or a SQLite database with --source"
+                .to_owned()
+        }
+        (std::io::ErrorKind::NotFound, Demand::SourceAndSinks) => {
+            "there is no such file; create it (see postrider config --help), or name another"
                 .to_owned()
         }
         _ => format!("can't be read: {error}"),

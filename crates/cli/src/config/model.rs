@@ -12,6 +12,7 @@ use postrider_core::{ConsumerName, GroupName, OnFailure, RetryPolicy, StartFrom}
 
 use super::value::{Fields, show_duration};
 use super::{Demand, Place, Problem};
+use crate::logging;
 
 /// A whole configuration.
 #[derive(Debug, Clone)]
@@ -231,8 +232,7 @@ impl Rules<'_> {
 
     fn log(&mut self, fields: &Fields) -> LogConfig {
         let level = fields.text("level").unwrap_or("info").to_owned();
-        if let Err(error) = tracing_subscriber::EnvFilter::builder().parse(&level) {
-            let text = format!("{error}; write error, warn, info, debug or trace");
+        if let Err(text) = logging::check_level(&level) {
             self.add(fields.place("level"), "log.level", text);
         }
         LogConfig { json: fields.text("format") == Some("json"), level }

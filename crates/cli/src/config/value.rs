@@ -292,6 +292,9 @@ pub(crate) fn read_duration(text: &str) -> Result<Duration, String> {
 /// A length of time in its largest whole unit, as `read_duration` reads it.
 pub(crate) fn show_duration(duration: Duration) -> String {
     let ms = duration.as_millis();
+    if ms == 0 {
+        return "0s".to_owned();
+    }
     for (unit_ms, unit) in [(86_400_000, "d"), (3_600_000, "h"), (60_000, "m"), (1_000, "s")] {
         if ms >= unit_ms && ms.is_multiple_of(unit_ms) {
             return format!("{}{unit}", ms / unit_ms);
@@ -345,7 +348,7 @@ mod tests {
 
     #[test]
     fn durations_read_back_as_they_are_shown() {
-        for (text, ms) in [("0ms", 0), ("100ms", 100), ("5s", 5_000), ("7d", 604_800_000)] {
+        for (text, ms) in [("0s", 0), ("100ms", 100), ("5s", 5_000), ("7d", 604_800_000)] {
             assert_eq!(read_duration(text), Ok(Duration::from_millis(ms)));
             assert_eq!(show_duration(Duration::from_millis(ms)), text);
         }

@@ -219,3 +219,33 @@ fn the_schema_knows_every_key_that_the_parser_takes() {
         }
     }
 }
+
+#[test]
+fn a_log_level_that_is_none_is_refused_before_everything_falls_silent() {
+    let with = |level: &str| format!("{GOOD}[log]\nlevel = \"{level}\"\n");
+    refused(&with("wran"), &["log.level", "\"wran\" is no log level", "did you mean \"warn\"?"]);
+    refused(&with("info,lod"), &["\"lod\" is no log level", "info,postrider_relay=debug"]);
+    let home = Home::new();
+    home.write("postrider.toml", with("info,postrider_relay=debug"));
+    home.postrider(&["config", "check"]).expect(0);
+    let mut status = home.command(&["status"]);
+    let output = status.env("POSTRIDER_LOG", "verbose").output().expect("started");
+    let err = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{err}");
+    assert!(err.contains("POSTRIDER_LOG: \"verbose\" is no log level"), "{err}");
+}
+
+#[test]
+fn a_file_that_is_too_large_is_refused_without_being_read_to_its_end() {
+    let home = Home::new();
+    home.postrider(&["config", "check", "/dev/zero"])
+        .expect(2)
+        .err_has(&["/dev/zero: can't be read", "more than the 1048576 bytes"]);
+}
+
+#[test]
+fn a_wrong_source_on_the_command_line_is_told_without_a_line_that_nobody_wrote() {
+    let done = Home::new().postrider(&["status", "--source", "postgres://u:hunter2@db/app"]);
+    let done = done.expect(2).err_has(&["\n  --source: names another kind of database"]);
+    assert!(!done.err.contains("hunter2"), "{}", done.err);
+}

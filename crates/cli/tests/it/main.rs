@@ -17,4 +17,5 @@ mod letters;
 mod run;
 #[cfg(feature = "otlp")]
 mod traces;
+mod trouble;
 mod usage;

@@ -77,6 +77,31 @@ fn a_second_signal_ends_a_drain_that_hangs() {
     assert!(sinks.iter().all(|sink| sink["published"] == 0), "{sinks:?}");
 }
 
+/// `timeout` and some supervisors signal the process and its group: that is one wish, not two.
+#[cfg(feature = "webhook")]
+#[test]
+fn a_signal_that_arrives_twice_at_once_still_drains() {
+    let home = Home::with_outbox();
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").expect("bound");
+    let address = silent.local_addr().expect("bound");
+    home.write(
+        "postrider.toml",
+        format!(
+            "[source]\nkind = \"sqlite\"\nurl = \"app.db\"\n\n[[sink]]\nkind = \"webhook\"\n\
+             url = \"http://{address}/\"\nallow_private = true\nunsigned = true\n\n[relay]\n\
+             drain_timeout = \"1s\"\n\n[admin]\nlisten = \"off\"\n"
+        ),
+    );
+    home.append(&[("a", "First")]);
+    let relay = home.start(&["run"]);
+    let held = (silent.accept().expect("connected"), silent.accept().expect("connected"));
+    relay.signal(Signal::TERM);
+    relay.line_with("stopping");
+    relay.signal(Signal::TERM);
+    assert_eq!(relay.ended(), Some(0), "it drained for as long as it may");
+    drop(held);
+}
+
 #[test]
 fn log_lines_are_json_for_programs_and_never_on_standard_output() {
     let home = Home::with_outbox();

@@ -23,6 +23,7 @@ fn what_can_not_be_meant_is_refused_with_code_2() {
         &["prune", "--keep", "soon"],
         &["dead-letters", "show", "first"],
         &["run", "--source", "app.db"],
+        &["status", "--source", ""],
         &["dead-letters", "requeue", "--source", "app.db"],
         &["dead-letters", "drop", "--source", "app.db", "--all"],
         &["consumers", "remove", "--source", "app.db", "webhook"],
@@ -64,4 +65,20 @@ fn colours_are_off_without_a_terminal_and_on_when_asked_for() {
     assert!(!plain.out.contains('\u{1b}'), "{}", plain.out);
     let painted = home.postrider(&["status", "--source", "app.db", "--color", "always"]).expect(0);
     assert!(painted.out.contains('\u{1b}'), "{}", painted.out);
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn output_that_can_not_be_written_is_an_error_that_names_it() {
+    let full = || std::fs::OpenOptions::new().write(true).open("/dev/full").expect("opened");
+    let home = Home::new();
+    let mut schema = home.command(&["config", "schema"]);
+    let output = schema.stdout(full()).output().expect("started");
+    let err = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{err}");
+    assert!(err.contains("write to standard output: No space left"), "{err}");
+    // Where even the error can't be written, the code still tells.
+    let mut absent = home.command(&["status", "--source", "absent.db"]);
+    let status = absent.stdout(full()).stderr(full()).status().expect("started");
+    assert_eq!(status.code(), Some(3));
 }

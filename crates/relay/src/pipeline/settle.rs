@@ -17,6 +17,9 @@ use crate::status::SinkState;
 use crate::store_ops::StoreOp;
 use crate::window::Fate;
 
+/// The first attempts of an event may fail without a word: most troubles pass within a second.
+const TOLD_FROM_ATTEMPT: u32 = 4;
+
 impl Pipeline {
     /// Applies the outcomes of one call.
     pub(super) fn settle(&mut self, published: Published) {
@@ -29,6 +32,12 @@ impl Pipeline {
             failures.extend(failure.map(|error| (lane, error)));
         }
         if confirmed > 0 {
+            if self.health.is_open() {
+                tracing::info!(
+                    partition = %self.partition(), sink = %self.set.desk.consumer,
+                    "the sink takes events again"
+                );
+            }
             self.health.succeeded(confirmed);
             let status = &self.set.status;
             status.published.fetch_add(confirmed, Ordering::Relaxed);
@@ -102,8 +111,17 @@ impl Pipeline {
         let jitter = self.jitter();
         let policy = self.set.options.retry.clone();
         let key = self.lanes.key(lane).clone();
+        let was_open = self.health.is_open();
         self.health.failed(&key, error.kind(), &policy, jitter, now);
         if self.health.is_open() {
+            if !was_open {
+                // Once for an outage: it may last for days.
+                tracing::warn!(
+                    partition = %self.partition(), sink = %self.set.desk.consumer,
+                    error = %error.chain(),
+                    "the sink takes no events: an outage; they wait, and it is tried on"
+                );
+            }
             self.set.status.set_state(SinkState::Outage { reason: error.chain() });
         }
         let successes = self.health.successes();
@@ -124,6 +142,7 @@ impl Pipeline {
         };
         match reaction {
             Reaction::RetryAfter(wait) => {
+                self.tell_of_failure(lane, all, &error);
                 self.lanes.make_wait(lane);
                 self.retries.push(Reverse((now + wait, lane)));
             }
@@ -144,6 +163,18 @@ impl Pipeline {
                 self.exit = Some(Exit::LeaseLost);
             }
         }
+    }
+
+    /// A line for an event that goes on failing: ever rarer, and none while an outage explains it.
+    fn tell_of_failure(&self, lane: LaneId, attempt: u32, error: &Error) {
+        if self.health.is_open() || attempt < TOLD_FROM_ATTEMPT || !attempt.is_power_of_two() {
+            return;
+        }
+        tracing::warn!(
+            partition = %self.partition(), sink = %self.set.desk.consumer,
+            position = %self.lanes.head(lane).entry.position(), attempt, error = %error.chain(),
+            "an event was not taken; its key waits, and it is tried on"
+        );
     }
 
     fn give_up(&mut self, lane: LaneId, state: DeadLetterState, error: &Error) {

@@ -15,6 +15,14 @@ fn classify(code: i32, message: &str) -> (ErrorKind, &'static str) {
             "another connection wrote after this transaction had read; begin it as IMMEDIATE",
         );
     }
+    let full = (
+        ErrorKind::Transient,
+        "the disk (or the database's size limit) is full; free space: nothing was saved",
+    );
+    // The file of shared memory beside the database could not grow.
+    if code == ffi::SQLITE_IOERR_SHMSIZE {
+        return full;
+    }
     match code & 0xff {
         ffi::SQLITE_BUSY | ffi::SQLITE_LOCKED => (
             ErrorKind::Transient,
@@ -32,10 +40,7 @@ fn classify(code: i32, message: &str) -> (ErrorKind, &'static str) {
         ffi::SQLITE_NOTADB => {
             (ErrorKind::Corrupt, "the file is not a SQLite database; check the configured path")
         }
-        ffi::SQLITE_FULL => (
-            ErrorKind::Transient,
-            "the disk (or the database's size limit) is full; free space: nothing was saved",
-        ),
+        ffi::SQLITE_FULL => full,
         ffi::SQLITE_CANTOPEN => (
             ErrorKind::Permanent,
             "the database file cannot be opened; check that its folder exists and can be written",
@@ -116,6 +121,7 @@ mod tests {
         for (code, kind, says) in [
             (ffi::SQLITE_IOERR_READ, ErrorKind::Transient, "disk failed"),
             (ffi::SQLITE_IOERR_FSYNC, ErrorKind::Transient, "disk failed"),
+            (ffi::SQLITE_IOERR_SHMSIZE, ErrorKind::Transient, "is full"),
             (ffi::SQLITE_NOMEM, ErrorKind::Transient, "try again"),
             (ffi::SQLITE_PROTOCOL, ErrorKind::Transient, "try again"),
             (ffi::SQLITE_LOCKED_SHAREDCACHE, ErrorKind::Transient, "locked"),
