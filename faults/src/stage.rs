@@ -352,15 +352,19 @@ impl<'a> Stage<'a> {
     /// When one does not end, or not with success.
     pub fn close(&mut self, within: Duration) -> Result<()> {
         for slot in std::mem::take(&mut self.slots) {
-            let (Slot::Up(mut relay) | Slot::Stopped(mut relay) | Slot::Leaving(mut relay)) = slot
-            else {
-                continue;
+            // A second signal would end it at once, in the middle of its drain.
+            let (mut relay, told) = match slot {
+                Slot::Up(relay) | Slot::Stopped(relay) => (relay, false),
+                Slot::Leaving(relay) => (relay, true),
+                Slot::Down => continue,
             };
             let until = Instant::now() + within;
             while relay.ended()?.is_none() && !relay.listens()? && Instant::now() < until {
                 std::thread::sleep(Duration::from_millis(5));
             }
-            if relay.ended()?.is_none() {
+            if told {
+                relay.finish(within)?;
+            } else if relay.ended()?.is_none() {
                 relay.signal(Signal::TERM)?;
                 relay.finish(within)?;
             }
