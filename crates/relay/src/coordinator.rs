@@ -108,7 +108,7 @@ impl Coordinator {
     pub(crate) async fn run(mut self, stop: CancellationToken) -> Result<()> {
         let mut exported_at = Duration::ZERO;
         while !stop.is_cancelled() {
-            let wait = match self.look_around().await {
+            let wait = match self.look_around(&stop).await {
                 Ok(wait) => {
                     if self.told.take().is_some() {
                         tracing::info!("the database can be used again");
@@ -179,7 +179,7 @@ impl Coordinator {
     }
 
     /// Brings what this relay holds closer to its share. Returns when to look again.
-    async fn look_around(&mut self) -> Result<Duration> {
+    async fn look_around(&mut self, stop: &CancellationToken) -> Result<Duration> {
         let now = self.clock.elapsed();
         let due = self.joined_at.is_none_or(|at| now >= at + self.options.renew_every());
         if due {
@@ -196,9 +196,9 @@ impl Coordinator {
             self.join(now).await?;
             free = self.free(&leases);
         }
-        while self.stops.len() < self.share() {
+        while self.stops.len() < self.share() && !stop.is_cancelled() {
             let Some(partition) = free.pop() else { break };
-            self.acquire(partition).await?;
+            self.acquire(partition, stop).await?;
         }
         self.give_back();
         Ok(STANDBY_POLL)
@@ -248,7 +248,7 @@ impl Coordinator {
         }
     }
 
-    async fn acquire(&mut self, partition: PartitionId) -> Result<()> {
+    async fn acquire(&mut self, partition: PartitionId, stop: &CancellationToken) -> Result<()> {
         let options = &self.options;
         let asked_at = self.clock.elapsed();
         let answer = self
@@ -263,7 +263,8 @@ impl Coordinator {
         let trust = Arc::new(Trust::new(asked_at + options.trust_window()));
         let held = Held { lease, trust };
         self.book.add(held.clone());
-        let stop = CancellationToken::new();
+        // The relay's own stop reaches the worker also while the database keeps us waiting here.
+        let stop = stop.child_token();
         self.stops.insert(partition.clone(), stop.clone());
         let (work, store) = (Arc::clone(&self.work), Arc::clone(&self.store));
         let (book, count) = (Arc::clone(&self.book), self.partitions.len());

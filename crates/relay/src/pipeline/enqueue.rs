@@ -13,7 +13,7 @@ use postrider_core::{
     Result,
 };
 
-use super::{Exit, Phase, Pipeline, RELEASE_EVERY, RELEASE_PAGE};
+use super::{Exit, LOOK_AT_MOST_ONE_IN, Phase, Pipeline, RELEASE_EVERY, RELEASE_PAGE};
 use crate::lanes::{LaneId, NewItem, Origin};
 use crate::store_ops::{Patience, StoreOp};
 use crate::window::Fate;
@@ -136,12 +136,17 @@ impl Pipeline {
         may_look.then_some(if in_memory == 0 { self.release_at } else { self.look_again_at })
     }
 
+    fn look_at(&mut self, next: Duration) {
+        self.release_at = next;
+        self.look_again_at = next;
+    }
+
     pub(super) fn look_for_released(&mut self, now: Duration) {
         if self.release_due_at().is_none_or(|at| now < at) {
             return;
         }
-        self.release_at = now + RELEASE_EVERY;
-        self.look_again_at = now + RELEASE_EVERY;
+        self.look_at(now + RELEASE_EVERY);
+        self.looked_at = now;
         let desk = self.set.desk.clone();
         self.parkings_at_release = self.parkings;
         self.ended_at_release = self.letters_ended;
@@ -162,6 +167,10 @@ impl Pipeline {
 
     pub(super) fn released(&mut self, letters: Result<(Vec<DeadLetter>, u64)>) {
         self.release = None;
+        let now = self.set.desk.clock.elapsed();
+        // Behind a long backlog a look is dear: it reads all that waits.
+        let took = now.saturating_sub(self.looked_at);
+        self.look_at(now + RELEASE_EVERY.max(took * LOOK_AT_MOST_ONE_IN));
         let (letters, blocking) = match letters {
             Ok(found) => found,
             Err(error) => {

@@ -39,6 +39,8 @@ use crate::window::{Seq, Window};
 
 /// How often released dead letters are looked for.
 const RELEASE_EVERY: Duration = Duration::from_secs(1);
+/// Looking for them takes at most about this part of the time.
+const LOOK_AT_MOST_ONE_IN: u32 = 10;
 /// Released letters in memory at most.
 const RELEASE_PAGE: BatchLimit = BatchLimit { records: 256, bytes: 1024 * 1024 };
 /// Longest the loop sleeps when nothing is due.
@@ -129,6 +131,7 @@ pub(crate) struct Pipeline {
     release_at: Duration,
     /// The same while letters are in memory.
     look_again_at: Duration,
+    looked_at: Duration,
     checkpoint_at: Duration,
     ended: Option<Vec<Successor>>,
     finishing: bool,
@@ -222,6 +225,7 @@ impl Pipeline {
             ended_at_release: 0,
             release_at: now,
             look_again_at: now,
+            looked_at: now,
             checkpoint_at: now + set.checkpoint_every,
             ended: None,
             finishing: false,

@@ -22,6 +22,8 @@ pub(crate) enum Call {
     Blocked,
     Park,
     Released,
+    /// Listing the leases, which the coordinator does again and again.
+    Leases,
 }
 
 /// What a call meets before its answer goes out: how long it waits, and whether it fails.
@@ -76,6 +78,7 @@ impl Leases for Hooked {
     }
 
     async fn leases(&self, group: &GroupName) -> Result<Vec<LeaseInfo>> {
+        self.meet(Call::Leases).await?;
         self.inner.leases(group).await
     }
 }

@@ -211,3 +211,52 @@ async fn a_stop_during_an_outage_is_quick_and_repeats_nothing() {
     relay.stop().await;
     assert_eq!((world.sink.delivered(), world.repetitions()), (100, 0));
 }
+
+/// Where looking for released letters is dear, as behind a long backlog, it is done more rarely.
+#[tokio::test(start_paused = true)]
+async fn looking_for_released_letters_takes_a_small_part_of_the_time() {
+    let world = World::new(1);
+    let looks = Arc::new(AtomicU64::new(0));
+    let counted = Arc::clone(&looks);
+    let hook = move |call| {
+        let dear = call == Call::Released;
+        counted.fetch_add(u64::from(dear), Ordering::Relaxed);
+        (if dear { Duration::from_millis(500) } else { Duration::ZERO }, None)
+    };
+    let relay = hooked(&world, Arc::new(hook));
+    tokio::time::sleep(Duration::from_secs(600)).await;
+    let looks = looks.load(Ordering::Relaxed);
+    assert!((30..=120).contains(&looks), "{looks} looks of half a second in ten minutes");
+    relay.stop().await;
+}
+
+/// A stop reaches the workers at once, also while the coordinator waits for the database.
+#[tokio::test(start_paused = true)]
+async fn a_stop_does_not_wait_for_a_slow_database_to_reach_the_workers() {
+    let world = World::new(2);
+    let slow = Arc::new(AtomicBool::new(false));
+    let (seen, asked) = (Arc::clone(&slow), Arc::new(AtomicBool::new(false)));
+    let told = Arc::clone(&asked);
+    let hook = move |call| {
+        let slow = call == Call::Leases && seen.load(Ordering::Relaxed);
+        told.fetch_or(slow, Ordering::Relaxed);
+        (if slow { Duration::from_secs(20) } else { Duration::ZERO }, None)
+    };
+    let relay = hooked(&world, Arc::new(hook));
+    let status = relay.status.clone();
+    world.until("it works", |_| status.snapshot().partitions.len() == 2).await;
+    // Another relay takes a share, so that this one keeps looking at the leases.
+    let other = world.relay("b");
+    world.until("shared", |_| status.snapshot().partitions.len() == 1).await;
+    slow.store(true, Ordering::Relaxed);
+    world.until("the database is slow", |_| asked.load(Ordering::Relaxed)).await;
+    let stopping = world.clock.elapsed();
+    let watch = world.until("it hands over", |_| status.snapshot().partitions.is_empty());
+    let watched = async {
+        watch.await;
+        world.clock.elapsed() - stopping
+    };
+    let ((), took) = tokio::join!(relay.stop(), watched);
+    assert!(took <= Duration::from_millis(200), "handed over after {took:?}");
+    other.stop().await;
+}
