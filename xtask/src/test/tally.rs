@@ -35,7 +35,8 @@ impl Tally {
 
 /// `test result: ok. 3 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.1s`
 fn libtest(line: &str) -> Option<Tally> {
-    let counts = line.trim().strip_prefix("test result: ")?;
+    // nextest shows a failed test's own output, indented: that test is in its summary already.
+    let counts = line.strip_prefix("test result: ")?;
     let mut tally = Tally::default();
     for part in counts.split_once(". ")?.1.split(';') {
         tally.add(part);
@@ -104,6 +105,8 @@ mod tests {
             9 passed, 9 failed\n";
         assert_eq!(Tally::of(output), Tally { passed: 12, failed: 5, skipped: 7 });
         assert_eq!(Tally::of("test result: ok. nonsense"), Tally::default());
+        let shown = "    test result: FAILED. 0 passed; 1 failed; 0 ignored; 0 measured;";
+        assert_eq!(Tally::of(shown), Tally::default());
     }
 
     #[test]

@@ -105,10 +105,12 @@ impl WriterThread {
 
     /// Waits until all before it is written, and ends the thread.
     pub(crate) async fn close(&self) -> Result<()> {
-        if self.0.is_closed() {
+        let (reply, answer) = oneshot::channel();
+        if self.0.send(Command::Close(reply)).await.is_err() {
             return Ok(());
         }
-        self.ask(Command::Close).await
+        // No answer: somebody else's close came first, and all that was written stands.
+        answer.await.unwrap_or(Ok(())).map_err(|failure| failure.to_error())
     }
 
     async fn ask(&self, command: impl FnOnce(Reply) -> Command) -> Result<()> {

@@ -29,7 +29,7 @@ fn only() -> PartitionId {
 }
 
 async fn numbers(store: &MemoryStore, after: &Position) -> Vec<u64> {
-    let page = store.read(&only(), after, WHOLE).await.unwrap();
+    let page = store.read(&only(), after, WHOLE).await.expect("readable");
     let number = |entry: &Entry| match entry {
         Entry::Record(record) => number(&record.event),
         Entry::Malformed(_) => panic!("unreadable"),
