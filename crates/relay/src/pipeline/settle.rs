@@ -206,6 +206,7 @@ impl Pipeline {
                 self.park(vec![letter], vec![seq], None);
             }
             Origin::DeadLetter(id) => {
+                self.letters_ended += 1;
                 self.ops.push(StoreOp::Refuse { id, state, reason, attempts });
             }
         }
@@ -232,12 +233,12 @@ impl Pipeline {
                 seqs.push(seq);
             }
             Origin::DeadLetter(id) => {
+                self.letters_ended += 1;
                 self.ops.push(StoreOp::Refuse { id, state, reason, attempts });
             }
         }
         for Item { entry, origin, .. } in items {
             // A released letter behind the head is among the dead letters already.
-                self.letters_ended += 1;
             let Origin::Feed(seq) = origin else {
                 self.letters_ended += 1;
                 continue;
@@ -269,6 +270,5 @@ impl Pipeline {
             false => format!("set aside between attempts: {reason}"),
         };
         self.park_lane(lane, DeadLetterState::Requeued, reason, attempts);
-                self.letters_ended += 1;
     }
 }
