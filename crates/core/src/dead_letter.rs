@@ -126,7 +126,9 @@ pub trait DeadLetters: Send + Sync {
     async fn blocking(&self, consumer: &ConsumerName, partition: &PartitionId) -> Result<u64>;
 
     /// Letters that may be sent now, oldest first: of each key, those before its first `Parked`
-    /// one, `Skipped` ones left out. Unreadable ones never come.
+    /// one, `Skipped` ones left out. Unreadable ones never come, and none before the consumer's
+    /// checkpoint has passed its place: until then its event may be read again, and once the
+    /// letter was sent and removed nothing would tell that it was.
     async fn released(
         &self,
         consumer: &ConsumerName,

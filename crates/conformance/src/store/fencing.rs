@@ -69,6 +69,7 @@ pub async fn a_stale_lease_cannot_resolve_or_refuse<H: StoreHarness>() {
     let old = lease(&harness, &only, "old", SHORT_TTL).await;
     let letters = [letter(&record, DeadLetterState::Parked)];
     store.park(&old, &sink, &letters).await.expect("parked");
+    advance(&harness, &old, &sink, &record.position, 0).await;
     requeue_all(&*store).await;
     let before = store.released(&sink, &only, WHOLE).await.expect("readable");
     harness.pass_time(PAST_SHORT_TTL).await;

@@ -278,6 +278,7 @@ macro_rules! store_suite {
                 a_skipped_letter_holds_nothing_back
                 a_skipped_letter_can_be_requeued
                 a_discarded_letter_counts_as_dropped
+                a_letter_above_the_checkpoint_is_not_released
                 a_page_of_released_letters_keeps_to_its_limits
                 letters_are_listed_by_filter_and_page
                 consumers_have_letters_of_their_own

@@ -179,7 +179,7 @@ impl Checkpoints for MemoryStore {
 }
 
 impl Standing {
-    fn checkpoint(&self) -> Option<Checkpoint> {
+    pub(crate) fn checkpoint(&self) -> Option<Checkpoint> {
         self.position.map(|position| Checkpoint {
             position: position.into(),
             published: self.published,

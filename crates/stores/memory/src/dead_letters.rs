@@ -9,12 +9,13 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use async_trait::async_trait;
 use postrider_core::{
-    BatchLimit, ConsumerName, DeadLetter, DeadLetterFilter, DeadLetterId, DeadLetterState,
-    DeadLetters, Entry, Error, HeldLease, Key, NewDeadLetter, PartitionId, Position, Result,
-    Successor, Timestamp, key_hash,
+    BatchLimit, Checkpoint, ConsumerName, DeadLetter, DeadLetterFilter, DeadLetterId,
+    DeadLetterState, DeadLetters, Entry, Error, HeldLease, Key, NewDeadLetter, PartitionId,
+    Position, Result, Successor, Timestamp, key_hash,
 };
 
 use crate::MemoryStore;
+use crate::checkpoints::Standing;
 
 /// The letters of one consumer in one partition.
 #[derive(Default)]
@@ -29,6 +30,8 @@ pub(crate) struct Letters {
     last_id: u64,
     by_id: BTreeMap<DeadLetterId, DeadLetter>,
     shelves: BTreeMap<ConsumerName, BTreeMap<PartitionId, Shelf>>,
+    /// Letters that came from a finished partition: their places were passed there.
+    followed: BTreeSet<DeadLetterId>,
 }
 
 impl Letters {
@@ -162,6 +165,7 @@ impl Letters {
         let shelf = self.shelf(consumer, finished);
         let ids: Vec<DeadLetterId> =
             shelf.into_iter().flat_map(|shelf| shelf.places.values().copied()).collect();
+        self.followed.extend(&ids);
         for id in ids {
             self.change(id, |letter| {
                 let heir = successors.iter().find(|successor| {
@@ -239,7 +243,13 @@ impl DeadLetters for MemoryStore {
         let ledger = self.inner.ledger();
         let mut bytes = 0usize;
         let mut page: Vec<DeadLetter> = Vec::new();
-        for letter in ledger.letters.released(consumer, partition) {
+        let standing = ledger.standing(consumer, partition).and_then(Standing::checkpoint);
+        let passed = |letter: &&DeadLetter| {
+            let place = letter.entry.position().as_bytes();
+            let covers = |checkpoint: &Checkpoint| place <= checkpoint.position.as_bytes();
+            ledger.letters.followed.contains(&letter.id) || standing.as_ref().is_some_and(covers)
+        };
+        for letter in ledger.letters.released(consumer, partition).into_iter().filter(passed) {
             bytes = bytes.saturating_add(letter.entry.cost_bytes());
             let full = page.len() >= limit.records.max(1) || bytes > limit.bytes;
             if full && !page.is_empty() {

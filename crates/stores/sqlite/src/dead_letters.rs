@@ -233,10 +233,13 @@ fn discard(tx: &Transaction<'_>, filter: &DeadLetterFilter, now_ms: i64) -> Resu
     Ok(dropped.len() as u64)
 }
 
-/// Of each key, the letters before its first parked one; unreadable ones never.
+/// Of each key, the letters before its first parked one, up to the checkpoint; unreadable ones
+/// never.
 const RELEASED: &str = "FROM postrider_dead_letter d
     WHERE d.consumer = ?1 AND d.partition = ?2 AND d.state IN ('waiting', 'requeued')
         AND d.malformed IS NULL
+        AND d.position <= (SELECT c.position FROM postrider_checkpoint c
+            WHERE c.consumer = ?1 AND c.partition = ?2)
         AND NOT EXISTS (SELECT 1 FROM postrider_dead_letter p
             WHERE p.consumer = ?1 AND p.partition = ?2 AND p.key = d.key AND p.state = 'parked'
                 AND p.number < d.number)

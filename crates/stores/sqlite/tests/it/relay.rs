@@ -184,6 +184,8 @@ async fn released_letters_keep_their_keys_order() {
         .map(|(entry, state)| letter(entry, state))
         .collect();
     store.park(&lease, &me, &letters).await.expect("park");
+    let passed = store.advance(&lease, &me, &page.position, NOTHING).await;
+    passed.expect("advance");
     let ids: Vec<_> =
         store.list(&all(), None, 9).await.expect("list").iter().map(|l| l.id).collect();
     let released = || async {
