@@ -69,7 +69,9 @@ impl<T> SourceContext<T> for postrider_core::Result<T> {
 
 fn is_not_ready(error: &Error) -> bool {
     match error.kind() {
-        ErrorKind::Transient | ErrorKind::Throttled { .. } | ErrorKind::Corrupt => true,
+        // One without a cause below it is the store's own answer: a consumer is at work.
+        ErrorKind::Transient => std::error::Error::source(error).is_some(),
+        ErrorKind::Throttled { .. } | ErrorKind::Corrupt => true,
         ErrorKind::Permanent | ErrorKind::Fenced | ErrorKind::Unsupported => false,
     }
 }
@@ -115,7 +117,9 @@ mod tests {
     fn a_source_in_trouble_is_not_ready_and_a_refused_question_failed() {
         let number =
             |error: Error| number_of(&Err::<(), _>(error).source_context("x").unwrap_err());
-        assert_eq!(number(Error::transient("locked")), NOT_READY);
+        let locked = || Error::transient("locked").with_source(std::io::Error::other("code 5"));
+        assert_eq!(number(locked()), NOT_READY);
+        assert_eq!(number(Error::transient("in use")), FAILURE);
         assert_eq!(number(Error::corrupt("damaged")), NOT_READY);
         assert_eq!(number(Error::permanent("beyond the head")), FAILURE);
     }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use postrider_core::{
-    Attempt, Clock, ConsumerName, Entry, EventId, Feed, Jitter, Key, PartitionId, Position,
+    Attempt, Clock, ConsumerName, Entry, Error, EventId, Feed, Jitter, Key, PartitionId, Position,
     Publish, Reaction, Record, Result, RetryPolicy, Sink, StartFrom, Timestamp, react,
 };
 
@@ -61,6 +61,8 @@ pub struct ReplayReport {
     pub failures: u64,
 }
 
+/// The first tries may fail without a word: most troubles pass within a second.
+const TOLD_FROM_ROUND: u32 = 4;
 const MAX_REPORTED: usize = 1_000;
 
 impl Replay {
@@ -160,6 +162,8 @@ impl Replay {
             let (entry, origin) = (Entry::Record(record), Origin::Feed(seq as u64));
             lanes.push(NewItem { entry, origin, earlier_attempts: 0, sendable: true });
         }
+        // Rounds in a row in which the sink did not take something.
+        let mut troubled = 0u32;
         while lanes.has_ready() {
             let limits = sink.capabilities();
             let mut calls = Vec::new();
@@ -174,28 +178,37 @@ impl Replay {
             let sending =
                 calls.iter().map(|(_, records)| sink.publish(Publish::new(partition, records)));
             let outcomes = futures_util::future::join_all(sending).await;
-            let mut pause = Duration::ZERO;
+            let mut again: Option<(Duration, Error)> = None;
             for ((chains, _), outcomes) in calls.into_iter().zip(outcomes) {
                 let wait = self.settle(&mut lanes, chains, outcomes, report);
-                pause = pause.max(wait);
+                again = longer(again, wait);
             }
-            if !pause.is_zero() {
+            troubled = if again.is_some() { troubled.saturating_add(1) } else { 0 };
+            if let Some((pause, error)) = again {
+                // A person waits for this command; without a word a sink that is down looks
+                // like one that is slow.
+                if troubled >= TOLD_FROM_ROUND && troubled.is_power_of_two() {
+                    tracing::warn!(
+                        %partition, attempt = troubled, error = %error.chain(),
+                        "the sink does not take everything; trying on"
+                    );
+                }
                 self.clock.sleep(pause).await;
             }
         }
     }
 
-    /// Applies one call's outcomes; returns how long to wait before the next.
+    /// Applies one call's outcomes; returns how long to wait before the next, and why.
     fn settle(
         &self,
         lanes: &mut Lanes,
         chains: crate::lanes::Chains,
         outcomes: Vec<postrider_core::Outcome>,
         report: &mut ReplayReport,
-    ) -> Duration {
+    ) -> Option<(Duration, Error)> {
         use postrider_core::Outcome;
         let mut outcomes = outcomes.into_iter();
-        let mut pause = Duration::ZERO;
+        let mut again = None;
         for (lane, taken) in chains.taken {
             let mut left = true;
             let mut failure = None;
@@ -216,7 +229,7 @@ impl Replay {
                 let tries = lanes.tries(lane);
                 tries.all = tries.all.saturating_add(1);
                 match react(error.kind(), Attempt(tries.all), &self.retry, Jitter::NONE) {
-                    Reaction::RetryAfter(wait) => pause = pause.max(wait),
+                    Reaction::RetryAfter(wait) => again = longer(again, Some((wait, error))),
                     Reaction::Park | Reaction::Skip | Reaction::Halt | Reaction::StepDown => {
                         let (item, more) = lanes.pop(lane);
                         left = more;
@@ -231,6 +244,14 @@ impl Replay {
                 lanes.make_ready(lane);
             }
         }
-        pause
+        again
+    }
+}
+
+/// The longer of two waits, with its reason.
+fn longer(a: Option<(Duration, Error)>, b: Option<(Duration, Error)>) -> Option<(Duration, Error)> {
+    match (a, b) {
+        (Some(a), Some(b)) => Some(if b.0 > a.0 { b } else { a }),
+        (a, b) => a.or(b),
     }
 }

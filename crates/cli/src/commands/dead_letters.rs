@@ -211,6 +211,13 @@ async fn settle(
     };
     if output.json {
         output.json_line(&json!({ name: count }))?;
+    } else if count == 0 {
+        let which = match verb {
+            Verb::Requeue => "is parked or skipped",
+            Verb::Skip => "is parked or requeued",
+            Verb::Drop => "is there",
+        };
+        output.line(format!("0 {name}: nothing that matches {which}"))?;
     } else {
         output.line(format!("{count} {name}"))?;
     }

@@ -48,6 +48,12 @@ fn a_refused_event_holds_back_its_key_until_it_is_requeued() {
         status.contains(text).then_some(())
     });
 
+    // What waits goes on by itself, and a consumer at work can't be forgotten.
+    let none = home.postrider(&["dead-letters", "requeue", "--state", "waiting"]).expect(0).out;
+    assert_eq!(none, "0 requeued: nothing that matches is parked or skipped\n");
+    let args = ["consumers", "remove", "webhook", "--yes"];
+    home.postrider(&args).expect(1).err_has(&["at work", "stop its relays"]);
+
     receiver.refuse_bodies_with(None);
     let done = home.postrider(&["dead-letters", "requeue", "--key", "a"]).expect(0);
     assert!(done.out.contains("1 requeued"), "{}", done.out);

@@ -38,6 +38,8 @@ fn an_outage_of_a_sink_is_told_once_with_its_reason_and_so_is_its_end() {
     assert!(told.contains("No such file or directory"), "the reason: {told}");
     std::thread::sleep(Duration::from_secs(1));
     assert_eq!(relay.seen().matches("an outage").count(), 1, "{}", relay.seen());
+    let sink = &home.postrider(&["status", "--json"]).expect(0).json()["consumers"][0];
+    assert_eq!((&sink["pending"], &sink["appended"]), (&20.into(), &20.into()), "nothing hidden");
     std::fs::create_dir(home.path("out")).expect("made");
     relay.line_with("the sink takes events again");
     eventually("all arrive", || (delivered(&home) == 20).then_some(()));
@@ -45,6 +47,21 @@ fn an_outage_of_a_sink_is_told_once_with_its_reason_and_so_is_its_end() {
     stop(relay);
     let sink = &home.postrider(&["status", "--json"]).expect(0).json()["consumers"][0];
     assert_eq!((&sink["published"], &sink["parked"]), (&20.into(), &0.into()));
+}
+
+/// A replay waits for its sink as a relay does, and says so.
+#[test]
+fn a_replay_whose_sink_is_down_says_so_and_goes_on() {
+    let home = Home::with_outbox();
+    home.write("postrider.toml", format!("{SOURCE}{TO_FILE}"));
+    home.append(&[("a", "First"), ("b", "Other"), ("a", "Second")]);
+    let replay = home.start(&["replay", "--from", "oldest"]);
+    let told = replay.line_with("the sink does not take everything");
+    assert!(told.contains("No such file or directory"), "{told}");
+    std::fs::create_dir(home.path("out")).expect("made");
+    replay.line_with("3 of 3 matching events published to jsonl");
+    assert_eq!(replay.ended(), Some(0));
+    assert_eq!(delivered(&home), 3);
 }
 
 /// A single key that fails is no outage, and is not silent either.
