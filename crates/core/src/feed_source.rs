@@ -3,14 +3,15 @@
 //! What lives here: the adaptive poll. What does not: any store.
 //! Invariant: `next` keeps no state across its waits but the position: dropping it loses nothing.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
 
 use crate::{
-    Batch, BatchLimit, Clock, ConsumerName, Feed, PartitionId, Position, ReadOutcome, Reader,
-    Result, Source, StartFrom, Timestamp,
+    Batch, BatchLimit, Clock, ConsumerName, ErrorKind, Feed, PartitionId, Position, ReadOutcome,
+    Reader, Result, Source, StartFrom, Successor, Timestamp,
 };
 
 /// How long a reader at the head waits before it looks again.
@@ -59,13 +60,16 @@ impl<F: Feed + ?Sized + 'static> Source for FeedSource<F> {
         partition: &PartitionId,
         from: StartFrom,
     ) -> Result<Box<dyn Reader>> {
-        let begins = !matches!(from, StartFrom::After(_));
-        let after = match from {
-            StartFrom::Oldest => Position::START,
-            StartFrom::Now => self.feed.head(partition).await?,
-            StartFrom::Time(time) => self.feed.position_at(partition, time).await?,
-            StartFrom::After(position) => position,
+        let after = begin(&*self.feed, partition, &from).await?;
+        let passed = match from {
+            StartFrom::Now | StartFrom::Time(_) => {
+                passed(&*self.feed, partition, &after, &from).await?
+            }
+            StartFrom::Oldest | StartFrom::After(_) => Vec::new(),
         };
+        // One that begins after the end hands out the end alone: a checkpoint written in between
+        // would forget where it begins in the successors.
+        let begins = passed.is_empty() && !matches!(from, StartFrom::After(_));
         Ok(Box::new(FeedReader {
             feed: Arc::clone(&self.feed),
             clock: Arc::clone(&self.clock),
@@ -73,10 +77,54 @@ impl<F: Feed + ?Sized + 'static> Source for FeedSource<F> {
             partition: partition.clone(),
             after,
             begins,
+            passed,
             wait: self.poll.busy,
             last_moved: Timestamp::default(),
         }))
     }
+}
+
+async fn begin<F: Feed + ?Sized>(
+    feed: &F,
+    partition: &PartitionId,
+    from: &StartFrom,
+) -> Result<Position> {
+    match from {
+        StartFrom::Oldest => Ok(Position::START),
+        StartFrom::Now => feed.head(partition).await,
+        StartFrom::Time(time) => feed.position_at(partition, *time).await,
+        StartFrom::After(position) => Ok(position.clone()),
+    }
+}
+
+/// Where a reader that begins `from` goes on when `partition` had ended before that: its
+/// successors, and theirs where one of them had ended before it as well. Without this they would
+/// be read from their beginnings, which lie before the start.
+async fn passed<F: Feed + ?Sized>(
+    feed: &F,
+    partition: &PartitionId,
+    after: &Position,
+    from: &StartFrom,
+) -> Result<Vec<Successor>> {
+    let one = BatchLimit { records: 1, bytes: 1 };
+    let mut found: Vec<Successor> = Vec::new();
+    let mut unseen = VecDeque::from([(partition.clone(), after.clone())]);
+    while let Some((partition, after)) = unseen.pop_front() {
+        let page = feed.read(&partition, &after, one).await?;
+        let ended = page.ended.filter(|_| page.entries.is_empty());
+        for successor in ended.unwrap_or_default() {
+            let start = match begin(feed, &successor.partition, from).await {
+                Ok(start) if start.to_ulid()? > successor.from.to_ulid()? => start,
+                Ok(_) => successor.from,
+                // Below the horizon of the successor, which its own beginning respects.
+                Err(error) if error.kind() == ErrorKind::Permanent => successor.from,
+                Err(error) => return Err(error),
+            };
+            unseen.push_back((successor.partition.clone(), start.clone()));
+            found.push(Successor { from: start, ..successor });
+        }
+    }
+    Ok(found)
 }
 
 /// A quiet partition's position is handed out at most this often, so that it pins no retention.
@@ -90,6 +138,8 @@ struct FeedReader<F: ?Sized> {
     after: Position,
     /// Where it begins is not handed out yet.
     begins: bool,
+    /// Where to go on instead, when the partition had ended before the start.
+    passed: Vec<Successor>,
     wait: Duration,
     /// When the position last moved without records.
     last_moved: Timestamp,
@@ -118,6 +168,9 @@ impl<F: Feed + ?Sized> FeedReader<F> {
 #[async_trait]
 impl<F: Feed + ?Sized + 'static> Reader for FeedReader<F> {
     async fn next(&mut self, limit: BatchLimit) -> Result<ReadOutcome> {
+        if !self.passed.is_empty() {
+            return Ok(ReadOutcome::Ended(std::mem::take(&mut self.passed)));
+        }
         if std::mem::take(&mut self.begins) {
             let position = self.after.clone();
             return Ok(ReadOutcome::Batch(Batch { entries: Vec::new(), position }));

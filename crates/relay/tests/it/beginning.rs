@@ -119,3 +119,33 @@ async fn a_fenced_sink_beside_another_comes_back() {
     let other = World { sink: other, ..world };
     other.assert_all_in_order(100, 10);
 }
+
+/// "Now" and a time mean the same after the partitions were raised: nothing older comes.
+#[tokio::test(start_paused = true)]
+async fn a_start_is_kept_over_partitions_that_were_raised_before() {
+    for from_time in [false, true] {
+        let world = World::new(1);
+        for (round, count) in [2, 4].into_iter().enumerate() {
+            world.append_dealt(20 * (round as u64 + 1), 10);
+            world.store.raise_partitions(count).expect("a multiple");
+            tokio::time::sleep(Duration::from_secs(10)).await;
+        }
+        let old: Vec<_> = (0..10).map(|n| event(&format!("k{n}"), 500 + n)).collect();
+        world.append(&old);
+        tokio::time::sleep(Duration::from_secs(10)).await;
+        let mut options = World::sink_options();
+        options.from = match from_time {
+            true => StartFrom::Time(world.clock.now()),
+            false => StartFrom::Now,
+        };
+        let relay = world.relay_with(World::options("a"), options);
+        tokio::time::sleep(Duration::from_secs(10)).await;
+        let new: Vec<_> = (0..10).map(|n| event(&format!("k{n}"), 1_000 + n)).collect();
+        world.append(&new);
+        tokio::time::sleep(Duration::from_secs(10)).await;
+        relay.stop().await;
+        for n in 0..10 {
+            assert_eq!(world.first_arrivals(&format!("k{n}")), [1_000 + n], "time: {from_time}");
+        }
+    }
+}
