@@ -43,6 +43,9 @@ const RELEASE_EVERY: Duration = Duration::from_secs(1);
 const LOOK_AT_MOST_ONE_IN: u32 = 10;
 /// Released letters in memory at most.
 const RELEASE_PAGE: BatchLimit = BatchLimit { records: 256, bytes: 1024 * 1024 };
+/// Letters are released only up to the checkpoint. A key between attempts that keeps it back for
+/// longer than this goes to the letters itself.
+const HOLD_BACK_AT_MOST: Duration = Duration::from_secs(5);
 /// Longest the loop sleeps when nothing is due.
 const IDLE_WAIT: Duration = Duration::from_secs(60);
 
@@ -132,6 +135,8 @@ pub(crate) struct Pipeline {
     /// The same while letters are in memory.
     look_again_at: Duration,
     looked_at: Duration,
+    /// The oldest open record, and since when it is that.
+    oldest: (Seq, Duration),
     checkpoint_at: Duration,
     ended: Option<Vec<Successor>>,
     finishing: bool,
@@ -226,6 +231,7 @@ impl Pipeline {
             release_at: now,
             look_again_at: now,
             looked_at: now,
+            oldest: (0, now),
             checkpoint_at: now + set.checkpoint_every,
             ended: None,
             finishing: false,
@@ -319,7 +325,7 @@ impl Pipeline {
                 self.lanes.make_ready(lane);
             }
         }
-        if self.window.len() >= WINDOW_RECORDS / 4 * 3 {
+        if self.window.len() >= WINDOW_RECORDS / 4 * 3 || self.holds_letters_back(now) {
             self.set_aside_the_oldest();
         }
         self.drain_tick(now);

@@ -6,12 +6,13 @@
 
 use std::cmp::Reverse;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use postrider_core::{
     Attempt, DeadLetterState, Error, NewDeadLetter, Outcome, Reaction, RetryPolicy, react,
 };
 
-use super::{Exit, Pipeline, Published};
+use super::{Exit, HOLD_BACK_AT_MOST, Pipeline, Published};
 use crate::lanes::{Item, LaneId, Origin};
 use crate::status::SinkState;
 use crate::store_ops::StoreOp;
@@ -133,6 +134,7 @@ impl Pipeline {
             tries.successes_seen = successes;
         }
         tries.reason = error.chain();
+        self.set.status.failed(now, error.chain());
         let (all, counted) = (tries.all, tries.counted);
         let reaction = if counted >= policy.max_attempts {
             react(error.kind(), Attempt(counted), &policy, jitter)
@@ -260,6 +262,21 @@ impl Pipeline {
         for lane in self.lanes.waiting(|item| item.origin == Origin::Feed(oldest)) {
             self.set_aside(lane);
         }
+    }
+
+    /// Whether one key keeps the checkpoint, and with it other keys' letters, back for too long. In
+    /// an outage nothing is gained by letting them go.
+    pub(super) fn holds_letters_back(&mut self, now: Duration) -> bool {
+        let oldest = self.window.oldest();
+        if self.oldest.0 != oldest || self.window.len() == 0 {
+            self.oldest = (oldest, now);
+        }
+        let stuck = now.saturating_sub(self.oldest.1) >= HOLD_BACK_AT_MOST;
+        if stuck {
+            // All lanes are looked through: once a second at most.
+            self.oldest.1 = now.saturating_sub(HOLD_BACK_AT_MOST - Duration::from_secs(1));
+        }
+        stuck && self.blocking > 0 && !self.health.is_open()
     }
 
     pub(super) fn set_aside(&mut self, lane: LaneId) {

@@ -260,3 +260,24 @@ async fn a_stop_does_not_wait_for_a_slow_database_to_reach_the_workers() {
     assert!(took <= Duration::from_millis(200), "handed over after {took:?}");
     other.stop().await;
 }
+
+/// A key that fails on and on keeps the checkpoint back, but not another key's requeued letters.
+#[tokio::test(start_paused = true)]
+async fn a_failing_key_below_them_holds_up_no_released_letters() {
+    let world = World::new(1);
+    world.sink.fail_key(key("k0"), TROUBLE);
+    world.sink.fail_key(key("k1"), REFUSED);
+    world.append(&[event("k0", 0), event("k1", 1), event("k0", 2), event("k1", 3)]);
+    let relay = world.relay("a");
+    world.until_letters(2).await;
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    world.sink.mend_key(&key("k1"));
+    world.store.requeue(&of_key("k1")).await.expect("requeues");
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    assert_eq!(world.first_arrivals("k1"), [1, 3]);
+    world.sink.mend_key(&key("k0"));
+    world.until_letters(0).await;
+    relay.stop().await;
+    assert_eq!(world.first_arrivals("k0"), [0, 2]);
+    assert_eq!(world.repetitions(), 0);
+}
