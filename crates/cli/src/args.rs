@@ -35,6 +35,9 @@ Examples:
   postrider status                               where everything stands
   postrider dead-letters list --state parked     what needs a person";
 
+/// Flags of all commands stand below each command's own.
+const EVERYWHERE: &str = "Options of every command";
+
 /// Reliable, ordered events out of your database.
 #[derive(Debug, Parser)]
 #[command(name = "postrider", version, after_help = EXIT_CODES, max_term_width = 100)]
@@ -55,6 +58,7 @@ pub(crate) struct Global {
         long,
         short,
         global = true,
+        help_heading = EVERYWHERE,
         value_name = "FILE",
         env = "POSTRIDER_CONFIG",
         default_value = "postrider.toml"
@@ -64,18 +68,25 @@ pub(crate) struct Global {
     #[arg(
         long,
         global = true,
+        help_heading = EVERYWHERE,
         value_name = "PATH",
         value_parser = clap::builder::NonEmptyStringValueParser::new()
     )]
     pub(crate) source: Option<String>,
     /// Print JSON for programs instead of text for people
-    #[arg(long, global = true)]
+    #[arg(long, global = true, help_heading = EVERYWHERE)]
     pub(crate) json: bool,
     /// When to use colours
-    #[arg(long, global = true, value_enum, default_value_t = Color::Auto)]
+    #[arg(
+        long,
+        global = true,
+        help_heading = EVERYWHERE,
+        value_enum,
+        default_value_t = Color::Auto
+    )]
     pub(crate) color: Color,
     /// Show no progress
-    #[arg(long, short, global = true)]
+    #[arg(long, short, global = true, help_heading = EVERYWHERE)]
     pub(crate) quiet: bool,
 }
 

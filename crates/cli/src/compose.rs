@@ -84,6 +84,11 @@ pub(crate) fn schema_sql(config: &SourceConfig) -> String {
     }
 }
 
+/// How many partitions the file asks for, if it says so.
+pub(crate) fn partitions_asked(config: &SourceConfig) -> Option<u64> {
+    config.fields.place("partitions").and(config.fields.number("partitions"))
+}
+
 /// Refuses what the source's own rules refuse, without opening it.
 pub(crate) fn check_source(config: &SourceConfig, problems: &mut Vec<Problem>) {
     match config.kind {

@@ -46,6 +46,8 @@ pub(crate) struct PipelineStatus {
     pub(crate) read_up_to_ms: AtomicU64,
     running: AtomicBool,
     state: Mutex<SinkState>,
+    /// The last failure's reason, and when it was, as `progress_ms`.
+    failure: Mutex<Option<(u64, String)>>,
 }
 
 impl PipelineStatus {
@@ -62,7 +64,20 @@ impl PipelineStatus {
             read_up_to_ms: AtomicU64::new(0),
             running: AtomicBool::new(false),
             state: Mutex::new(SinkState::Flowing),
+            failure: Mutex::new(None),
         }
+    }
+
+    /// Remembers why something was not taken, for whoever asks why nothing moves.
+    pub(crate) fn failed(&self, now: Duration, reason: String) {
+        let now = u64::try_from(now.as_millis()).unwrap_or(u64::MAX);
+        *self.failure.lock().unwrap_or_else(PoisonError::into_inner) = Some((now, reason));
+    }
+
+    /// The last failure's reason, if nothing moved after it.
+    fn failure_since(&self, moved_ms: u64) -> Option<String> {
+        let failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
+        failure.as_ref().filter(|(at, _)| *at >= moved_ms).map(|(_, reason)| reason.clone())
     }
 
     pub(crate) fn set_state(&self, state: SinkState) {
@@ -209,13 +224,16 @@ fn trouble_of(
         }
         SinkState::Flowing | SinkState::Outage { .. } => {}
     }
-    let since = Duration::from_millis(status.progress_ms.load(Ordering::Relaxed));
+    let moved_ms = status.progress_ms.load(Ordering::Relaxed);
+    let since = Duration::from_millis(moved_ms);
     let stalled =
         status.outstanding.load(Ordering::Relaxed) > 0 && now.saturating_sub(since) >= STALL_AFTER;
     stalled.then(|| {
         let reason = match status.state() {
             SinkState::Outage { reason } => format!(": {reason}"),
-            SinkState::Flowing | SinkState::Halted { .. } => String::new(),
+            SinkState::Flowing | SinkState::Halted { .. } => {
+                status.failure_since(moved_ms).map(|text| format!(": {text}")).unwrap_or_default()
+            }
         };
         format!(
             "sink {sink} made no progress in partition {partition} for {} s{reason}",

@@ -43,6 +43,14 @@ pub(super) fn run(global: &Global, args: &InitArgs, output: Output) -> Result<Ex
         } else {
             let text = format!("{} is ready, with {partitions} partitions", opened.shown);
             output.line(output.paint(Tone::Good, text))?;
+            let asked = compose::partitions_asked(&config.source);
+            if let Some(asked) = asked.filter(|asked| *asked != partitions as u64) {
+                let text = format!(
+                    "[source] partitions = {asked} changes nothing: an outbox that exists keeps \
+                     its number"
+                );
+                output.line(output.paint(Tone::Warn, text))?;
+            }
         }
         Ok(ExitCode::SUCCESS)
     })

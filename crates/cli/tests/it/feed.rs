@@ -19,6 +19,18 @@ fn init_is_idempotent_and_its_sql_can_be_reviewed() {
 }
 
 #[test]
+fn init_says_when_an_outbox_keeps_another_number_of_partitions() {
+    let home = Home::with_outbox();
+    home.write(
+        "postrider.toml",
+        "[source]\nkind = \"sqlite\"\nurl = \"app.db\"\npartitions = 16\n",
+    );
+    let done = home.postrider(&["init"]).expect(0);
+    let text = "is ready, with 8 partitions\n[source] partitions = 16 changes nothing";
+    assert!(done.out.contains(text), "{}", done.out);
+}
+
+#[test]
 fn tail_shows_events_in_order_and_payloads_only_when_asked() {
     let home = Home::with_outbox();
     home.append(&[("a", "First"), ("b", "Other"), ("a", "Second")]);

@@ -134,6 +134,7 @@ impl Pipeline {
             tries.successes_seen = successes;
         }
         tries.reason = error.chain();
+        self.set.status.failed(now, error.chain());
         let (all, counted) = (tries.all, tries.counted);
         let reaction = if counted >= policy.max_attempts {
             react(error.kind(), Attempt(counted), &policy, jitter)

@@ -2,6 +2,10 @@
 
 use std::time::Duration;
 
+use postrider_conformance::samples::event;
+use postrider_core::ErrorKind;
+use postrider_sink_memory::Fault;
+
 use crate::world::World;
 
 /// W51: a stall shows within 30 seconds, though the process lives and answers.
@@ -22,6 +26,27 @@ async fn w51_a_stall_shows_within_30_seconds() {
     assert!(!snapshot.ready && snapshot.reasons[0].contains("no progress"), "{snapshot:?}");
     world.sink.release();
     world.until_delivered(20).await;
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert!(relay.status.snapshot().ready);
+    relay.stop().await;
+}
+
+/// One key alone is no outage of the sink; the reason for its stall is named all the same.
+#[tokio::test(start_paused = true)]
+async fn a_stall_of_a_single_key_names_the_last_failure_until_something_moves() {
+    let world = World::new(1);
+    let relay = world.relay("a");
+    world.sink.set_outage(Some(Fault::Refuse(ErrorKind::Transient)));
+    world.append(&[event("k0", 0)]);
+    tokio::time::sleep(Duration::from_secs(40)).await;
+    let snapshot = relay.status.snapshot();
+    let reason = &snapshot.reasons[0];
+    assert!(
+        reason.contains("no progress in partition") && reason.contains(" s: scripted failure"),
+        "{reason}"
+    );
+    world.sink.set_outage(None);
+    world.until_delivered(1).await;
     tokio::time::sleep(Duration::from_secs(1)).await;
     assert!(relay.status.snapshot().ready);
     relay.stop().await;
