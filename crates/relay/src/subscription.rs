@@ -26,6 +26,9 @@ use crate::relay::run_group;
 use crate::status::{PipelineStatus, RelayStatus, SinkState};
 use crate::store_ops::Patience;
 
+/// Once told to stop, a call to the database is tried this often more: within five seconds.
+const LAST_TRIES: u32 = 5;
+
 /// What a subscriber is handed: records of one partition, in feed order.
 #[derive(Debug, Clone)]
 pub struct Delivery {
@@ -165,6 +168,11 @@ where
         match ended {
             Ok(()) => WorkExit::Done,
             Err(error) if error.kind() == ErrorKind::Fenced => WorkExit::LeaseLost,
+            Err(error) if stop.is_cancelled() => {
+                tracing::warn!(%partition, subscription = %self.options.name,
+                    error = %error.chain(), "stopped before the database could be used again");
+                WorkExit::Done
+            }
             Err(error) => {
                 tracing::error!(%partition, subscription = %self.options.name,
                     error = %error.chain(), "the subscription is halted in this partition");
@@ -189,7 +197,7 @@ where
     ) -> Result<()> {
         let (consumer, partition) = (&self.options.name, held.lease.partition());
         let checkpoint =
-            self.patiently(held, || self.store.checkpoint(consumer, partition)).await?;
+            self.patiently(held, stop, || self.store.checkpoint(consumer, partition)).await?;
         let resume = checkpoint.map(|found| StartFrom::After(found.position));
         let (mut reading, task) = reading::start(ReadFrom {
             source: Arc::clone(&self.source),
@@ -218,7 +226,7 @@ where
                 }
                 ReadOutcome::Ended(successors) => {
                     let finish = || self.store.finish(&held.lease, consumer, &successors);
-                    return self.patiently(held, finish).await;
+                    return self.patiently(held, stop, finish).await;
                 }
             }
             if stop.is_cancelled() {
@@ -242,7 +250,7 @@ where
         status.outstanding.store(published, Ordering::Relaxed);
         if !letters.is_empty() {
             let park = || self.store.park(&held.lease, &self.options.name, &letters);
-            self.patiently(held, park).await?;
+            self.patiently(held, stop, park).await?;
         }
         let accepted = records.is_empty()
             || self.accepted(held, records, batch.position.clone(), stop).await?;
@@ -251,7 +259,8 @@ where
         }
         let tally = Tally { published, parked };
         let (lease, name) = (&held.lease, &self.options.name);
-        self.patiently(held, || self.store.advance(lease, name, &batch.position, tally)).await?;
+        self.patiently(held, stop, || self.store.advance(lease, name, &batch.position, tally))
+            .await?;
         reading.confirm(batch.position);
         status.published.fetch_add(published, Ordering::Relaxed);
         status.parked.fetch_add(parked, Ordering::Relaxed);
@@ -301,13 +310,14 @@ where
         }
     }
 
-    /// Repeats a call to the database while it fails for now and the lease is trusted.
-    async fn patiently<T, C, R>(&self, held: &Held, call: C) -> Result<T>
+    /// Repeats a call to the database while it fails for now and the lease is trusted; a few times
+    /// more only once it is told to stop.
+    async fn patiently<T, C, R>(&self, held: &Held, stop: &CancellationToken, call: C) -> Result<T>
     where
         C: Fn() -> R,
         R: Future<Output = Result<T>>,
     {
-        let mut patience = Patience::new();
+        let (mut patience, mut last_tries) = (Patience::new(), LAST_TRIES);
         loop {
             let error = match call().await {
                 Ok(done) => return Ok(done),
@@ -316,6 +326,10 @@ where
             let Some(wait) = patience.after(&error) else { return Err(error) };
             if held.trust.remaining(self.clock.elapsed()).is_none() {
                 return Err(Error::fenced("the lease was not renewed in time").with_source(error));
+            }
+            if stop.is_cancelled() {
+                let Some(left) = last_tries.checked_sub(1) else { return Err(error) };
+                last_tries = left;
             }
             self.clock.sleep(wait).await;
         }

@@ -9,6 +9,7 @@ use postrider_core::Error;
 use postrider_relay::{Delivery, Subscription, SubscriptionOptions};
 use tokio_util::sync::CancellationToken;
 
+use crate::hooked::{Call, Hooked};
 use crate::world::World;
 
 fn subscription(world: &World, name: &str, id: &str) -> Subscription {
@@ -100,4 +101,27 @@ async fn a_handler_that_refuses_halts_its_partition_and_loses_nothing() {
     let (ended, ()) = tokio::join!(run, watch);
     ended.expect("ends well");
     assert_eq!(world.pending().await, 10, "its checkpoint stands where it began");
+}
+
+/// A stop ends a subscription also while the database answers nothing but "not now".
+#[tokio::test(start_paused = true)]
+async fn a_stop_does_not_wait_for_a_database_in_trouble() {
+    let world = World::new(1);
+    let hook = |call| {
+        let error = (call == Call::Checkpoint).then(|| Error::transient("not now"));
+        (Duration::ZERO, error)
+    };
+    let store = Arc::new(Hooked { inner: world.store.clone(), hook: Arc::new(hook) });
+    let options = SubscriptionOptions::new(consumer("s"), instance("i"));
+    let subscriber = Subscription::new(world.source(), store, options)
+        .clock(Arc::clone(&world.clock), postrider_relay::Keeper::SameRuntime);
+    let stop = CancellationToken::new();
+    let stopping = async {
+        tokio::time::sleep(Duration::from_secs(30)).await;
+        stop.cancel();
+    };
+    let run = subscriber.run(|_: Delivery| async { Ok(()) }, stop.clone());
+    let ended = async { tokio::time::timeout(Duration::from_secs(60), run).await };
+    let (ended, ()) = tokio::join!(ended, stopping);
+    ended.expect("it ends").expect("ends well");
 }
