@@ -149,7 +149,11 @@ fn problem(
         Some(key) => Problem {
             place: Some(fields.place(key.name).unwrap_or(section)),
             key: format!("{prefix}.{}", key.name),
-            text,
+            // The key stands before the text already.
+            text: match text.strip_prefix(key.name).and_then(|rest| rest.strip_prefix(": ")) {
+                Some(rest) => rest.to_owned(),
+                None => text,
+            },
         },
         None => Problem { place: Some(section), key: prefix.to_owned(), text },
     }

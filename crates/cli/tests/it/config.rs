@@ -109,6 +109,21 @@ fn a_sink_s_own_rules_are_told_at_the_key_that_they_name() {
         &["postrider.toml:8:7: sink[0].url: "],
     );
     refused(
+        &format!("{head}unsigned = true\nurl = \"https://example.com/{{tpic}}\"\n"),
+        &["postrider.toml:8:7: sink[0].url: template has no placeholder {tpic}", "{topic}"],
+    );
+    refused(
+        &format!(
+            "{head}unsigned = true\nurl = \"https://e.com/\"\nheaders = {{ \"a\\nb\" = \"c\" }}\n"
+        ),
+        &["postrider.toml:9:11: sink[0].headers: \"a\\nb\" is no name of a HTTP header"],
+    );
+    let short = "signing_keys = [\"whsec_aHVudGVyMg==\"]\n";
+    refused(
+        &format!("{head}url = \"https://example.com/\"\n{short}"),
+        &["postrider.toml:8:16: sink[0].signing_keys: ", "has 7 bytes", "/dev/urandom"],
+    );
+    refused(
         &format!("{head}url = \"https://example.com/\"\nsigning_keys = [\"env:\"]\n"),
         &["postrider.toml:8:16: sink[0].signing_keys: env: has no name of a variable"],
     );

@@ -79,7 +79,7 @@ impl Webhook {
         let host_and_port = format!("{}:{}", target.host(), target.port());
         Ok(Self {
             encoder: Encoder::new(config.encoding, source),
-            keys: config.signing_keys.iter().map(SigningKey::parse).collect::<Result<_>>()?,
+            keys: signing_keys(config)?,
             fixed_headers: fixed_headers(&config.headers)?,
             client: client(config, &target, resolver)?,
             resolver,
@@ -246,4 +246,21 @@ impl Sink for Webhook {
         self.closed.store(true, Ordering::Release);
         Ok(())
     }
+}
+
+/// Reads the keys; a refusal names the setting and the key's place in it, never the key.
+fn signing_keys(config: &WebhookConfig) -> Result<Vec<SigningKey>> {
+    let parse = |(index, text)| {
+        SigningKey::parse(text).map_err(|error| {
+            let number = index + 1;
+            Error::new(
+                error.kind(),
+                format!(
+                    "signing_keys: {error} (number {number} of the list); make one with echo \
+                     \"whsec_$(head -c 32 /dev/urandom | base64)\""
+                ),
+            )
+        })
+    };
+    config.signing_keys.iter().enumerate().map(parse).collect()
 }

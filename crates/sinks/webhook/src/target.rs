@@ -25,7 +25,8 @@ pub(crate) struct Target {
 impl Target {
     /// Checks the URL of a configuration. Errors never repeat it: it may hold a secret.
     pub(crate) fn new(config: &WebhookConfig) -> Result<Self> {
-        let template = Template::parse(config.url.expose())?;
+        let template = Template::parse(config.url.expose())
+            .map_err(|error| Error::new(error.kind(), format!("url: {error}")))?;
         let prefix = template.constant().unwrap_or(template.literal_prefix());
         if template.constant().is_none() && !has_whole_authority(prefix) {
             return Err(Error::permanent(
