@@ -35,6 +35,7 @@ impl Failure {
                 ": writing is not allowed; check owner and mode of the file and its folder"
             }
             io::ErrorKind::NotFound => ": its folder does not exist; create it",
+            io::ErrorKind::IsADirectory => ": a folder is in its place; name a file",
             _ => "",
         };
         Error::transient(format!("{}{remedy}", self.step)).with_source(Shared(self.cause.clone()))
@@ -79,6 +80,7 @@ mod tests {
             (io::ErrorKind::PermissionDenied, "check owner and mode"),
             (io::ErrorKind::ReadOnlyFilesystem, "check owner and mode"),
             (io::ErrorKind::NotFound, "create it"),
+            (io::ErrorKind::IsADirectory, "name a file"),
             (io::ErrorKind::Other, "append"),
         ] {
             let error = Failure::new("append to the file", kind.into()).to_error();
