@@ -33,6 +33,38 @@ CREATE VIEW postrider_append AS
 -- SQLite has no XOR: (x | y) - (x & y). A rotation shifts the word written twice.
 CREATE TRIGGER postrider_append_by_sql INSTEAD OF INSERT ON postrider_append
 BEGIN
+    -- In words, before the table's own checks refuse the same without any.
+    SELECT CASE
+        WHEN ifnull(NEW.key, '') = ''
+            THEN RAISE(ABORT, 'key is empty; give it at least one character')
+        WHEN length(CAST(NEW.key AS BLOB)) > 1024
+            THEN RAISE(ABORT, 'key has more than 1,024 bytes')
+        WHEN instr(CAST(NEW.key AS BLOB), x'00') > 0
+            OR NEW.key GLOB '*[' || char(1) || '-' || char(31) || char(127) || '-' || char(159) || ']*'
+            THEN RAISE(ABORT, 'key has a control character; remove it')
+        WHEN ifnull(NEW.topic, '') = ''
+            THEN RAISE(ABORT, 'topic is empty; give it at least one character')
+        WHEN length(CAST(NEW.topic AS BLOB)) > 255
+            THEN RAISE(ABORT, 'topic has more than 255 bytes')
+        WHEN instr(CAST(NEW.topic AS BLOB), x'00') > 0
+            OR NEW.topic GLOB '*[' || char(1) || '-' || char(31) || char(127) || '-' || char(159) || ']*'
+            THEN RAISE(ABORT, 'topic has a control character; remove it')
+        WHEN ifnull(NEW.type, '') = ''
+            THEN RAISE(ABORT, 'type is empty; give it at least one character')
+        WHEN length(CAST(NEW.type AS BLOB)) > 255
+            THEN RAISE(ABORT, 'type has more than 255 bytes')
+        WHEN instr(CAST(NEW.type AS BLOB), x'00') > 0
+            OR NEW.type GLOB '*[' || char(1) || '-' || char(31) || char(127) || '-' || char(159) || ']*'
+            THEN RAISE(ABORT, 'type has a control character; remove it')
+        WHEN length(CAST(NEW.payload AS BLOB)) > 16777216
+            THEN RAISE(ABORT, 'payload has more than 16,777,216 bytes; send a reference instead')
+        WHEN NEW.id IS NOT NULL AND (typeof(NEW.id) <> 'blob' OR length(NEW.id) <> 16)
+            THEN RAISE(ABORT, 'id is no UUID of 16 bytes; leave it out, or give a blob')
+        WHEN NEW.headers IS NOT NULL AND NOT json_valid(NEW.headers)
+            THEN RAISE(ABORT, 'headers are no JSON; give an object of texts')
+        WHEN NEW.headers IS NOT NULL AND json_type(NEW.headers) <> 'object'
+            THEN RAISE(ABORT, 'headers are no JSON object; give an object of texts')
+    END;
     INSERT INTO postrider_outbox
         (partition, id, key, topic, type, content_type, headers, payload, at_ms)
     SELECT s.first_partition + ifnull(

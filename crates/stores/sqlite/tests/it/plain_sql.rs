@@ -76,3 +76,34 @@ async fn what_rust_would_refuse_sql_refuses_too() {
     assert_eq!(records.len(), 1);
     assert_eq!(records[0].event.content_type().as_str(), "application/octet-stream");
 }
+
+/// A refusal names the column and what to do, in any language's driver.
+#[tokio::test]
+async fn a_refusal_says_what_is_wrong_and_what_to_do() {
+    let world = World::new(1).await;
+    let connection = world.connection();
+    for (columns, values, says) in [
+        ("key, topic, type", "NULL, 't', 'E'", "key is empty; give it at least one character"),
+        ("key, topic, type", "'k', '', 'E'", "topic is empty; give it at least one character"),
+        ("key, topic, type", "'k', 't' || char(10), 'E'", "topic has a control character"),
+        ("key, topic, type", "printf('%1025s', 'k'), 't', 'E'", "key has more than 1,024 bytes"),
+        ("id, key, topic, type", "x'01', 'k', 't', 'E'", "id is no UUID of 16 bytes"),
+        ("key, topic, type, headers", "'k', 't', 'E', '{'", "headers are no JSON"),
+        ("key, topic, type, headers", "'k', 't', 'E', '[]'", "headers are no JSON object"),
+        (
+            "key, topic, type, headers",
+            "'k', 't', 'E', '{\"a\": \"x\\ny\"}'",
+            "a header name or value is not allowed",
+        ),
+        (
+            "key, topic, type, payload",
+            "'k', 't', 'E', zeroblob(16777217)",
+            "payload has more than 16,777,216 bytes; send a reference instead",
+        ),
+    ] {
+        let insert = format!("INSERT INTO postrider_append ({columns}) VALUES ({values})");
+        let error = connection.execute(&insert, []).expect_err("refused").to_string();
+        assert!(error.contains(says), "{columns} = {values}: {error}");
+    }
+    assert!(world.drain().await.is_empty(), "nothing was appended");
+}
