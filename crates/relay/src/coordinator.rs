@@ -46,6 +46,10 @@ pub(crate) trait Work: Send + Sync + 'static {
     /// Partitions that want a worker, in a stable order.
     async fn partitions(&self) -> Result<Vec<PartitionId>>;
 
+    /// Whether every consumer of this work has a checkpoint wherever it has to read. Until then
+    /// the database does not know of all of them, and pruning could pass one.
+    async fn has_begun(&self) -> Result<bool>;
+
     /// Works on one partition, out of `partitions` in all, until `stop` or the end of its lease.
     async fn run(&self, held: Held, partitions: usize, stop: CancellationToken) -> WorkExit;
 }
@@ -124,6 +128,7 @@ impl Coordinator {
                 crate::metrics::export(&self.status.snapshot());
             }
             tokio::select! {
+                biased;
                 () = stop.cancelled() => {}
                 Some(ended) = self.workers.join_next(), if !self.workers.is_empty() => {
                     self.ended(ended);

@@ -92,6 +92,7 @@ async fn keep(keeping: Keeping, stop: CancellationToken) {
     let mut wait = keeping.renew_every;
     loop {
         tokio::select! {
+            biased;
             () = stop.cancelled() => return,
             () = keeping.clock.sleep(wait) => {}
         }

@@ -57,6 +57,7 @@ async fn read(
     let mut wait = FIRST_WAIT;
     loop {
         let outcome = tokio::select! {
+            biased;
             () = batches.closed() => return,
             changed = confirmed.changed() => {
                 if changed.is_err() {

@@ -157,8 +157,13 @@ pub(crate) async fn run_group(
     status: RelayStatus,
     stop: CancellationToken,
 ) -> Result<()> {
-    let coordinator =
-        Coordinator::new(Arc::clone(&store), Arc::clone(&clock), options.clone(), work, status);
+    let coordinator = Coordinator::new(
+        Arc::clone(&store),
+        Arc::clone(&clock),
+        options.clone(),
+        Arc::clone(&work),
+        status,
+    );
     let keeping = coordinator.keeping();
     let stop_keeper = CancellationToken::new();
     // The keeper outlives the drain, and ends also when this future is dropped.
@@ -166,7 +171,7 @@ pub(crate) async fn run_group(
     let keeper = keeper::start(keeping.clone(), &options, stop_keeper)?;
     let mut beside = JoinSet::new();
     if let Some(retain) = options.retention {
-        beside.spawn(retaining::run(keeping, options, retain, stop.clone()));
+        beside.spawn(retaining::run(keeping, options, retain, work, stop.clone()));
     }
     let result = coordinator.run(stop.clone()).await;
     stop.cancel();
@@ -264,6 +269,17 @@ impl Work for RelayWork {
         Ok(all)
     }
 
+    async fn has_begun(&self) -> Result<bool> {
+        for (options, _) in &self.sinks {
+            for partition in self.source.partitions(&options.name).await? {
+                if self.store.checkpoint(&options.name, &partition).await?.is_none() {
+                    return Ok(false);
+                }
+            }
+        }
+        Ok(true)
+    }
+
     async fn run(&self, held: Held, partitions: usize, stop: CancellationToken) -> WorkExit {
         let worker = Worker { held: &held, partitions, stop: &stop };
         let mut running = Running::new();
@@ -275,6 +291,7 @@ impl Work for RelayWork {
             let goes_on = exit == WorkExit::Done && left.is_some() && !stop.is_cancelled();
             if goes_on && !absent.is_empty() {
                 tokio::select! {
+                    biased;
                     () = stop.cancelled() => continue,
                     () = self.start_wanted(&worker, &mut absent, &mut running) => {}
                 }
@@ -286,6 +303,7 @@ impl Work for RelayWork {
             let wait = left.unwrap_or(LOOK_FOR_ABSENT_EVERY);
             let wait = if absent.is_empty() { wait } else { wait.min(LOOK_FOR_ABSENT_EVERY) };
             tokio::select! {
+                biased;
                 Some(ended) = running.join_next(), if !running.is_empty() => match ended {
                     Ok(Exit::Drained | Exit::Finished) => {}
                     Ok(Exit::LeaseLost) => exit = WorkExit::LeaseLost,

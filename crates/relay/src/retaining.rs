@@ -9,6 +9,7 @@ use std::sync::Arc;
 use postrider_core::{Acquired, ErrorKind, HeldLease, PartitionId, Result};
 use tokio_util::sync::CancellationToken;
 
+use crate::coordinator::Work;
 use crate::keeper::{Held, Keeping};
 use crate::options::{RelayOptions, Retain};
 use crate::trust::Trust;
@@ -21,12 +22,18 @@ pub(crate) async fn run(
     keeping: Keeping,
     options: RelayOptions,
     retain: Retain,
+    work: Arc<dyn Work>,
     stop: CancellationToken,
 ) {
     let leader = PartitionId::new(LEADER).expect("a short name");
     let mut held: Option<Held> = None;
     while !stop.is_cancelled() {
-        let wait = match round(&keeping, &options, &retain, &leader, &mut held, &stop).await {
+        let pruned = match work.has_begun().await {
+            Ok(true) => round(&keeping, &options, &retain, &leader, &mut held, &stop).await,
+            Ok(false) => Ok(()),
+            Err(error) => Err(error),
+        };
+        let wait = match pruned {
             Ok(()) => retain.every,
             Err(error) => {
                 tracing::warn!(error = %error.chain(), "pruning failed; trying again later");
@@ -34,6 +41,7 @@ pub(crate) async fn run(
             }
         };
         tokio::select! {
+            biased;
             () = stop.cancelled() => {}
             () = keeping.clock.sleep(wait) => {}
         }

@@ -159,6 +159,15 @@ where
         self.source.partitions(&self.options.name).await
     }
 
+    async fn has_begun(&self) -> Result<bool> {
+        for partition in self.source.partitions(&self.options.name).await? {
+            if self.store.checkpoint(&self.options.name, &partition).await?.is_none() {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
     async fn run(&self, held: Held, _partitions: usize, stop: CancellationToken) -> WorkExit {
         let partition = held.lease.partition().clone();
         let status = self.status.pipeline(&self.options.name, &partition);
@@ -213,7 +222,7 @@ where
                 return Err(Error::fenced("the lease was not renewed in time"));
             };
             let read = tokio::select! {
-                biased;
+               biased;
                 () = stop.cancelled() => return Ok(()),
                 read = reading.batches.recv() => read,
                 () = self.clock.sleep(left) => continue,
@@ -304,6 +313,7 @@ where
             );
             attempt = attempt.saturating_add(1).min(u32::MAX - 1);
             tokio::select! {
+                biased;
                 () = stop.cancelled() => return Ok(false),
                 () = self.clock.sleep(wait) => {}
             }

@@ -34,15 +34,20 @@ impl Trust {
         self.lost.cancel();
     }
 
-    /// Ends when the lease is known to be lost; not when it merely runs out. Cancel-safe.
+    /// Ends when the lease is known to be lost, or was seen to have run out. Cancel-safe.
     pub(crate) async fn lost(&self) {
         self.lost.cancelled().await;
     }
 
-    /// What is left at `now`; nothing means: stop publishing at once.
+    /// What is left at `now`; nothing means: stop publishing at once. Whoever sees that first ends
+    /// it for all: a late renewal would let one sink go on where another has stopped for good.
     pub(crate) fn remaining(&self, now: Duration) -> Option<Duration> {
-        let left = Duration::from_millis(self.until_ms.load(Ordering::Acquire)).checked_sub(now)?;
-        (!left.is_zero()).then_some(left)
+        let until = Duration::from_millis(self.until_ms.load(Ordering::Acquire));
+        let left = until.checked_sub(now).filter(|left| !left.is_zero());
+        if left.is_none() {
+            self.lose();
+        }
+        left
     }
 }
 
@@ -58,11 +63,18 @@ mod tests {
     fn a_late_renewal_never_revives_a_lost_lease() {
         let trust = Trust::new(Duration::from_secs(4));
         assert_eq!(trust.remaining(Duration::from_secs(1)), Some(Duration::from_secs(3)));
-        assert_eq!(trust.remaining(Duration::from_secs(4)), None);
         trust.extend(Duration::from_secs(6));
         assert!(trust.remaining(Duration::from_secs(5)).is_some());
         trust.lose();
         trust.extend(Duration::from_secs(60));
+        assert_eq!(trust.remaining(Duration::from_secs(5)), None);
+    }
+
+    #[test]
+    fn a_window_that_was_seen_to_end_stays_ended() {
+        let trust = Trust::new(Duration::from_secs(4));
+        assert_eq!(trust.remaining(Duration::from_secs(4)), None);
+        trust.extend(Duration::from_secs(6));
         assert_eq!(trust.remaining(Duration::from_secs(5)), None);
     }
 }

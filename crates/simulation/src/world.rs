@@ -1,4 +1,4 @@
-//! A world: one store, one broker, relays that come and go.
+//! A world: one store, two brokers, relays that come and go.
 //!
 //! What lives here: set-up and the relays' handles. What does not: what happens in it.
 //! Invariant: everything random hangs on the world's seed, and all time is tokio's paused time.
@@ -11,10 +11,10 @@ use postrider_conformance::clock::TokioClock;
 use postrider_conformance::faulty::{Dice, FaultRates, Faulty};
 use postrider_conformance::samples::{consumer, group, relay as relay_id};
 use postrider_core::{
-    Capabilities, Chain, Clock, ConsumerName, FeedSource, Outcome, PollInterval, Publish, Result,
-    RetryPolicy, Sink,
+    Capabilities, Chain, Clock, FeedSource, Outcome, PollInterval, Publish, Result,
+    RetentionPolicy, RetryPolicy, Sink,
 };
-use postrider_relay::{Keeper, Relay, RelayOptions, SinkOptions};
+use postrider_relay::{Keeper, Relay, RelayOptions, RelayStatus, Retain, SinkOptions};
 use postrider_sink_memory::MemorySink;
 use postrider_store_memory::MemoryStore;
 use rand::rngs::StdRng;
@@ -22,10 +22,16 @@ use rand::{RngExt, SeedableRng};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
+/// The relay's sinks; each has checkpoints of its own.
+pub(crate) const SINKS: [&str; 2] = ["broker", "second"];
+
 pub(crate) struct World {
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) store: MemoryStore,
-    pub(crate) broker: MemorySink,
+    /// One behind each of the relay's sinks.
+    pub(crate) brokers: [MemorySink; SINKS.len()],
+    /// Events older than this are pruned, if any are.
+    keep: Option<Duration>,
     pub(crate) dice: Arc<Dice>,
     pub(crate) sink_dice: Arc<Dice>,
     pub(crate) rng: StdRng,
@@ -34,6 +40,7 @@ pub(crate) struct World {
 
 /// A relay at work. Dropping it is like kill -9.
 pub(crate) struct Running {
+    pub(crate) status: RelayStatus,
     stop: CancellationToken,
     task: JoinSet<Result<()>>,
 }
@@ -51,27 +58,29 @@ impl World {
         let clock: Arc<dyn Clock> = Arc::new(TokioClock::default());
         let mut rng = StdRng::seed_from_u64(seed);
         let partitions = rng.random_range(1..=4);
-        let limits = Capabilities {
-            max_event_bytes: None,
-            max_batch_records: rng.random_range(1..=64),
-            max_batch_bytes: 1 << 20,
-            max_in_flight: rng.random_range(1..=4),
-            chain: if rng.random() { Chain::Many } else { Chain::One },
-            dedup_window: None,
-        };
+        let brokers = SINKS.map(|_| {
+            let limits = Capabilities {
+                max_event_bytes: None,
+                max_batch_records: rng.random_range(1..=64),
+                max_batch_bytes: 1 << 20,
+                max_in_flight: rng.random_range(1..=4),
+                chain: if rng.random() { Chain::Many } else { Chain::One },
+                dedup_window: None,
+            };
+            MemorySink::new(Arc::clone(&clock)).with_capabilities(limits)
+        });
+        let keep =
+            rng.random::<bool>().then(|| Duration::from_millis(rng.random_range(2_000..6_000)));
         Self {
             store: MemoryStore::seeded(partitions, Arc::clone(&clock), rng.random()),
-            broker: MemorySink::new(Arc::clone(&clock)).with_capabilities(limits),
+            brokers,
+            keep,
             dice: Dice::new(rng.random(), FaultRates::CALM, Arc::clone(&clock)),
             sink_dice: Dice::new(rng.random(), FaultRates::CALM, Arc::clone(&clock)),
             clock,
             rng,
             lives: 0,
         }
-    }
-
-    pub(crate) fn consumer() -> ConsumerName {
-        consumer("broker")
     }
 
     /// Starts a relay whose store, source and sink fail by the dice.
@@ -84,27 +93,33 @@ impl World {
         options.keeper = Keeper::SameRuntime;
         options.seed = Some(self.rng.random());
         options.lease_ttl = Duration::from_millis(600);
-        let mut sink = SinkOptions::new(Self::consumer());
-        sink.publish_timeout = Duration::from_secs(2);
-        sink.retry = RetryPolicy {
-            max_attempts: self.rng.random_range(2..=6),
-            max_delay: Duration::from_secs(2),
-            ..RetryPolicy::default()
-        };
-        let broker = Arc::new(KeptOpen(self.broker.clone()));
-        let relay = Relay::builder(
+        options.retention = self.keep.map(|keep| Retain {
+            every: Duration::from_millis(500),
+            policy: RetentionPolicy { keep, batch: 20, dry_run: false },
+        });
+        let mut builder = Relay::builder(
             Arc::new(Faulty::new(source, Arc::clone(&self.dice))),
             Arc::new(Faulty::new(Arc::new(self.store.clone()), Arc::clone(&self.dice))),
             options,
         )
-        .clock(Arc::clone(&self.clock))
-        .sink(sink, Arc::new(Faulty::new(broker, Arc::clone(&self.sink_dice))))
-        .build()
-        .expect("the world's options are valid");
+        .clock(Arc::clone(&self.clock));
+        for (name, broker) in SINKS.iter().zip(self.brokers.clone()) {
+            let mut sink = SinkOptions::new(consumer(name));
+            sink.publish_timeout = Duration::from_secs(2);
+            sink.retry = RetryPolicy {
+                max_attempts: self.rng.random_range(2..=6),
+                max_delay: Duration::from_secs(2),
+                ..RetryPolicy::default()
+            };
+            let broker = Arc::new(KeptOpen(broker));
+            builder =
+                builder.sink(sink, Arc::new(Faulty::new(broker, Arc::clone(&self.sink_dice))));
+        }
+        let relay = builder.build().expect("the world's options are valid");
         let stop = CancellationToken::new();
-        let mut task = JoinSet::new();
+        let (mut task, status) = (JoinSet::new(), relay.status());
         task.spawn(relay.run(stop.clone()));
-        Running { stop, task }
+        Running { status, stop, task }
     }
 }
 

@@ -153,7 +153,7 @@ pub(crate) async fn run(set: Setting, stop: CancellationToken) -> Exit {
     status.set_running(true);
     status.set_state(SinkState::Flowing);
     let started = tokio::select! {
-        biased;
+       biased;
         () = stop.cancelled() => None,
         started = Pipeline::start(set) => Some(started),
     };
@@ -272,7 +272,7 @@ impl Pipeline {
         let (clock, trust) = (Arc::clone(&self.set.desk.clock), Arc::clone(&self.set.trust));
         let (lookup, release) = (&mut self.lookup, &mut self.release);
         tokio::select! {
-            biased;
+           biased;
             () = stop.cancelled(), if running => Signal::Stop,
             // The head of the loop sees that no trust is left.
             () = trust.lost() => Signal::Timer,
@@ -448,7 +448,7 @@ async fn call(
 ) -> Published {
     failpoint!("relay::before_publish");
     let outcomes = tokio::select! {
-        biased;
+       biased;
         outcomes = sink.publish(Publish::new(partition, &records)) => outcomes,
         waited = timeout => {
             let late = || Error::transient(format!("no confirmation within {waited:?}"));

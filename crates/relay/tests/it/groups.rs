@@ -221,3 +221,57 @@ fn bad_options_are_refused_by_name() {
     });
     assert_eq!(zero, "max_attempts of sink other is zero; give it at least 1");
 }
+
+/// A sink that has not begun yet is not known to the database: nothing is pruned before it has.
+#[tokio::test(start_paused = true)]
+async fn retention_waits_until_every_sink_has_begun() {
+    let world = World::new(1);
+    world.append_dealt(50, 5);
+    let late = MemorySink::new(Arc::clone(&world.clock));
+    let mut options = World::options("a");
+    let policy = RetentionPolicy { keep: Duration::from_millis(1), batch: 10, dry_run: false };
+    options.retention = Some(Retain { every: Duration::from_millis(100), policy });
+    let source = Arc::new(OpensLate { inner: world.source(), clock: Arc::clone(&world.clock) });
+    let relay = Relay::builder(source, Arc::new(world.store.clone()), options)
+        .clock(Arc::clone(&world.clock))
+        .sink(World::sink_options(), Arc::new(world.sink.clone()))
+        .sink(SinkOptions::new(consumer("late")), Arc::new(late.clone()))
+        .build()
+        .expect("valid");
+    let relay = start(relay);
+    world.until_delivered(50).await;
+    world.until("the late sink has all", |_| late.delivered() == 50).await;
+    relay.stop().await;
+}
+
+/// Opens the reader of the sink `late` only after a minute.
+struct OpensLate<S> {
+    inner: Arc<S>,
+    clock: Arc<dyn postrider_core::Clock>,
+}
+
+#[async_trait::async_trait]
+impl<S: postrider_core::Source> postrider_core::Source for OpensLate<S> {
+    fn identity(&self) -> String {
+        self.inner.identity()
+    }
+
+    async fn partitions(
+        &self,
+        consumer: &postrider_core::ConsumerName,
+    ) -> postrider_core::Result<Vec<PartitionId>> {
+        self.inner.partitions(consumer).await
+    }
+
+    async fn open(
+        &self,
+        consumer: &postrider_core::ConsumerName,
+        partition: &PartitionId,
+        from: postrider_core::StartFrom,
+    ) -> postrider_core::Result<Box<dyn postrider_core::Reader>> {
+        if consumer.as_str() == "late" {
+            self.clock.sleep(Duration::from_secs(60)).await;
+        }
+        self.inner.open(consumer, partition, from).await
+    }
+}

@@ -40,21 +40,24 @@ BEGIN
         WHEN length(CAST(NEW.key AS BLOB)) > 1024
             THEN RAISE(ABORT, 'key has more than 1,024 bytes')
         WHEN instr(CAST(NEW.key AS BLOB), x'00') > 0
-            OR NEW.key GLOB '*[' || char(1) || '-' || char(31) || char(127) || '-' || char(159) || ']*'
+            OR NEW.key GLOB
+                '*[' || char(1) || '-' || char(31) || char(127) || '-' || char(159) || ']*'
             THEN RAISE(ABORT, 'key has a control character; remove it')
         WHEN ifnull(NEW.topic, '') = ''
             THEN RAISE(ABORT, 'topic is empty; give it at least one character')
         WHEN length(CAST(NEW.topic AS BLOB)) > 255
             THEN RAISE(ABORT, 'topic has more than 255 bytes')
         WHEN instr(CAST(NEW.topic AS BLOB), x'00') > 0
-            OR NEW.topic GLOB '*[' || char(1) || '-' || char(31) || char(127) || '-' || char(159) || ']*'
+            OR NEW.topic GLOB
+                '*[' || char(1) || '-' || char(31) || char(127) || '-' || char(159) || ']*'
             THEN RAISE(ABORT, 'topic has a control character; remove it')
         WHEN ifnull(NEW.type, '') = ''
             THEN RAISE(ABORT, 'type is empty; give it at least one character')
         WHEN length(CAST(NEW.type AS BLOB)) > 255
             THEN RAISE(ABORT, 'type has more than 255 bytes')
         WHEN instr(CAST(NEW.type AS BLOB), x'00') > 0
-            OR NEW.type GLOB '*[' || char(1) || '-' || char(31) || char(127) || '-' || char(159) || ']*'
+            OR NEW.type GLOB
+                '*[' || char(1) || '-' || char(31) || char(127) || '-' || char(159) || ']*'
             THEN RAISE(ABORT, 'type has a control character; remove it')
         WHEN length(CAST(NEW.payload AS BLOB)) > 16777216
             THEN RAISE(ABORT, 'payload has more than 16,777,216 bytes; send a reference instead')
