@@ -1,0 +1,19 @@
+//! Real servers for tests: PostgreSQL, PgBouncer, and a TCP proxy that misbehaves on demand.
+//!
+//! What lives here: finding a server's programs, starting it on a free port in a folder of its own,
+//! ending it. What does not: installing anything (`cargo xtask services install`), and the tests.
+//! Invariant: a server and its folder are gone once its value is dropped, and also when the process
+//! that started it ends in any other way; a program that is missing is an error, never a skip.
+//!
+//! Everything but the proxy blocks its thread while a server starts or stops, which takes about a
+//! second; a test that runs something else meanwhile needs a thread for it.
+
+mod address;
+mod error;
+mod folder;
+pub mod pgbouncer;
+pub mod postgres;
+mod programs;
+pub mod proxy;
+
+pub use error::{Error, Result};

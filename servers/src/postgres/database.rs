@@ -1,0 +1,106 @@
+//! A fresh database for one test, on a server that many tests may share.
+//!
+//! What lives here: choosing the server, making and dropping the database, asking it by `psql`.
+//! What does not: the server.
+//! Invariant: no two values have the same name, whatever process made them, so tests may run in any
+//! number at once; a database is dropped with its value, open sessions or not.
+
+use std::process::Command;
+use std::sync::{Mutex, PoisonError};
+
+use super::options::Options;
+use super::server::Server;
+use super::version::Version;
+use crate::address::Address;
+use crate::error::Result;
+use crate::programs;
+
+/// Servers of this process, for when the environment names none. They are never dropped: when the
+/// process ends, their keepers end them.
+static OWN: Mutex<Vec<Server>> = Mutex::new(Vec::new());
+
+/// A fresh, empty database. It is dropped with this value.
+pub struct Database {
+    version: Version,
+    /// Of the superuser, in this database.
+    address: Address,
+    /// The database from which this one is made and dropped.
+    home: Address,
+}
+
+/// A fresh database on the server that the environment names
+/// ([`Version::shared_variable`]), else on one that this process starts for itself and keeps.
+///
+/// # Errors
+///
+/// If there is no server and none can be started; never a skip.
+pub fn shared(version: Version) -> Result<Database> {
+    if let Ok(url) = std::env::var(version.shared_variable()) {
+        return Database::create(version, &Address::parse(&url)?);
+    }
+    let mut own = OWN.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(server) = own.iter().find(|server| server.version() == version) {
+        return server.create_database();
+    }
+    let server = Options::new(version).launch()?;
+    let database = server.create_database();
+    own.push(server);
+    database
+}
+
+impl Database {
+    pub(super) fn create(version: Version, home: &Address) -> Result<Self> {
+        let name = format!("test_{}_{:016x}", std::process::id(), programs::random());
+        psql(version, home, &format!("create database {name}"))?;
+        Ok(Self { version, address: home.with_database(&name), home: home.clone() })
+    }
+
+    /// Its address, as superuser.
+    pub fn url(&self) -> String {
+        self.address.to_string()
+    }
+
+    /// Its address for a role that the test made. Roles belong to the server, so their names should
+    /// begin with the database's, and the test drops them.
+    pub fn url_as(&self, user: &str, password: Option<&str>) -> String {
+        let password = password.map(str::to_owned);
+        Address { user: user.to_owned(), password, ..self.address.clone() }.to_string()
+    }
+
+    /// Its name: lower-case letters, digits and `_`.
+    pub fn name(&self) -> &str {
+        &self.address.database
+    }
+
+    /// The server's version, for [`Version::program`].
+    pub fn version(&self) -> Version {
+        self.version
+    }
+
+    /// Runs SQL as superuser and returns the rows, one a line, columns separated by `|`.
+    ///
+    /// # Errors
+    ///
+    /// If a statement fails.
+    pub fn psql(&self, sql: &str) -> Result<String> {
+        psql(self.version, &self.address, sql)
+    }
+}
+
+impl Drop for Database {
+    fn drop(&mut self) {
+        let drop = format!("drop database if exists {} with (force)", self.name());
+        // The server may be stopped or gone, and then so is the database.
+        let _ = psql(self.version, &self.home, &drop);
+    }
+}
+
+pub(super) fn psql(version: Version, address: &Address, sql: &str) -> Result<String> {
+    let mut command = Command::new(version.program("psql")?);
+    command.args(["--no-psqlrc", "--quiet", "--no-align", "--tuples-only"]);
+    command.args(["-v", "ON_ERROR_STOP=1", "-v", "VERBOSITY=verbose", "-d"]);
+    // A password can come from the address alone.
+    command.arg(address.to_string()).arg("--no-password").args(["-c", sql]);
+    let rows = programs::finish("psql", &mut command)?;
+    Ok(rows.trim_end_matches('\n').to_owned())
+}

@@ -1,0 +1,74 @@
+//! Finding the servers' programs and running them as somebody whom they accept.
+//!
+//! What lives here: the search, the user, one short run. What does not: what is run.
+//! Invariant: PostgreSQL refuses to run as root, so there it runs as the user `postgres`; for
+//! everybody else it runs as they are.
+
+use std::collections::hash_map::RandomState;
+use std::hash::{BuildHasher, Hasher};
+use std::net::{Ipv4Addr, TcpListener};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use crate::error::{Error, Result, While};
+
+/// The user that Debian's packages make.
+const OWNER: &str = "postgres";
+/// Below the ports that Linux gives to outgoing connections, so that a server that is stopped for
+/// a while finds its port free again.
+const PORTS: std::ops::Range<u16> = 20_000..32_000;
+
+/// A command that runs as the servers' user; its process id is the program's own.
+pub(crate) fn as_owner(program: &Path) -> Command {
+    if !rustix::process::geteuid().is_root() {
+        return Command::new(program);
+    }
+    let mut command = Command::new("setpriv");
+    command.args(["--reuid", OWNER, "--regid", OWNER, "--init-groups", "--"]).arg(program);
+    command
+}
+
+/// Gives a file or folder to the servers' user.
+pub(crate) fn give_to_owner(path: &Path) -> Result<()> {
+    if !rustix::process::geteuid().is_root() {
+        return Ok(());
+    }
+    finish("chown", Command::new("chown").arg("-R").arg(format!("{OWNER}:")).arg(path))?;
+    Ok(())
+}
+
+/// Runs a command to its end and returns what it printed.
+pub(crate) fn finish(what: &str, command: &mut Command) -> Result<String> {
+    let ran = command.stdin(Stdio::null()).output().during(|| format!("start {what}"))?;
+    if ran.status.success() {
+        return Ok(String::from_utf8_lossy(&ran.stdout).into_owned());
+    }
+    let output = [ran.stdout, ran.stderr].concat();
+    Err(Error::failed(what, String::from_utf8_lossy(&output).trim()))
+}
+
+/// Where a program is, on the search path or where Debian keeps servers.
+pub(crate) fn find(name: &str) -> Result<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let folders = std::env::split_paths(&path).chain(["/usr/sbin".into()]);
+    let found = folders.map(|folder| folder.join(name)).find(|file| file.is_file());
+    found.ok_or_else(|| Error::missing(name))
+}
+
+/// A number that no other process draws.
+pub(crate) fn random() -> u64 {
+    RandomState::new().build_hasher().finish()
+}
+
+/// A port on which nobody listens now.
+pub(crate) fn free_port() -> Result<u16> {
+    let span = u64::from(PORTS.end - PORTS.start);
+    for _ in 0..1000 {
+        let offset = u16::try_from(random() % span).expect("the span of the ports is a u16");
+        let port = PORTS.start + offset;
+        if TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_ok() {
+            return Ok(port);
+        }
+    }
+    Err(Error::failed("finding a free port", format!("{PORTS:?} are all taken")))
+}

@@ -1,0 +1,4 @@
+//! Real servers start, obey, and leave nothing behind.
+
+mod postgres;
+mod proxy;

@@ -1,0 +1,164 @@
+//! PostgreSQL and PgBouncer.
+
+use std::path::Path;
+use std::process::Command;
+use std::time::Instant;
+
+use postrider_servers::pgbouncer::PgBouncer;
+use postrider_servers::postgres::{self, Options, Shutdown, Version};
+
+fn is_running(pid: u32) -> bool {
+    Path::new(&format!("/proc/{pid}")).exists()
+}
+
+#[test]
+fn every_version_starts_and_answers_and_leaves_nothing() {
+    for version in Version::ALL {
+        let started = Instant::now();
+        let server = Options::new(version).launch().unwrap();
+        println!("{version:?} from nothing: {:?}", started.elapsed());
+        let (pid, folder) = (server.pid().unwrap(), server.data().parent().unwrap().to_owned());
+        let started = Instant::now();
+        let database = server.create_database().unwrap();
+        println!("{version:?} fresh database: {:?}", started.elapsed());
+        let answer = database.psql("select current_setting('server_version_num')").unwrap();
+        assert!(answer.starts_with(&version.major().to_string()), "{answer}");
+        let settings = "select current_setting('wal_level'), current_setting('fsync')";
+        assert_eq!(database.psql(settings).unwrap(), "logical|off");
+        drop((database, server));
+        assert!(!is_running(pid) && !folder.exists());
+    }
+}
+
+#[test]
+fn data_outlives_every_kind_of_end() {
+    let server = Options::new(Version::V15).durable().launch().unwrap();
+    let port = server.port();
+    let database = server.create_database().unwrap();
+    database.psql("create table t (x int)").unwrap();
+    let end: [(&str, &dyn Fn()); 3] = [
+        ("fast", &|| server.restart(Shutdown::Fast).unwrap()),
+        ("immediate", &|| server.restart(Shutdown::Immediate).unwrap()),
+        ("kill", &|| {
+            server.kill().unwrap();
+            assert!(database.psql("select 1").is_err());
+            server.start().unwrap();
+        }),
+    ];
+    for (index, (name, end)) in end.iter().enumerate() {
+        let before = server.pid();
+        database.psql("insert into t values (1)").unwrap();
+        end();
+        assert_ne!(server.pid(), before, "{name}");
+        let rows = database.psql("select count(*) from t").unwrap();
+        assert_eq!(rows, (index + 1).to_string(), "{name}");
+    }
+    assert_eq!(server.port(), port);
+    assert!(server.log_tail().contains("ready to accept connections"));
+}
+
+#[test]
+fn a_kill_ends_every_process_and_the_drop_removes_the_shared_memory() {
+    let server = Options::new(Version::V15).launch().unwrap();
+    let pid = server.pid().unwrap();
+    let mut session = Command::new(Version::V15.program("psql").unwrap())
+        .args(["-d", &server.url("postgres", "postgres"), "-c", "select pg_sleep(60)"])
+        .spawn()
+        .unwrap();
+    let backends = "select count(*) from pg_stat_activity where query like '%pg_sleep(60)%' \
+        and pid <> pg_backend_pid()";
+    while server.psql("postgres", backends).unwrap() != "1" {}
+    let children = format!("pgrep -P {pid} | wc -l");
+    let shell = |script: &str| Command::new("sh").args(["-c", script]).output().unwrap().stdout;
+    assert_ne!(shell(&children), b"0\n");
+    let lock_file = std::fs::read_to_string(server.data().join("postmaster.pid")).unwrap();
+    let segment = lock_file.lines().nth(6).unwrap().split_whitespace().nth(1).unwrap().to_owned();
+    let segments = format!("ipcs -m | awk '$2 == {segment}' | wc -l");
+    assert_eq!(shell(&segments), b"1\n");
+    server.kill().unwrap();
+    assert!(!session.wait().unwrap().success(), "the session is cut");
+    assert_eq!(shell(&children), b"0\n");
+    drop(server);
+    assert_eq!(shell(&segments), b"0\n");
+}
+
+#[test]
+fn copies_live_on_their_own() {
+    let server = Options::new(Version::V15).launch().unwrap();
+    server.psql("postgres", "create table t (x int)").unwrap();
+    let standby = server.standby().unwrap();
+    let restored = server.restored_backup().unwrap();
+    assert_eq!(standby.psql("postgres", "select pg_is_in_recovery()").unwrap(), "t");
+    assert_eq!(restored.psql("postgres", "select pg_is_in_recovery()").unwrap(), "f");
+    assert!(standby.psql("postgres", "insert into t values (1)").is_err());
+    server.kill().unwrap();
+    standby.promote().unwrap();
+    let copied = server.copied_files().unwrap();
+    for copy in [&standby, &restored, &copied] {
+        copy.psql("postgres", "insert into t values (1)").unwrap();
+        assert_eq!(copy.psql("postgres", "select count(*) from t").unwrap(), "1");
+    }
+    let timeline = "select timeline_id from pg_control_checkpoint()";
+    standby.psql("postgres", "checkpoint").unwrap();
+    assert_eq!(standby.psql("postgres", timeline).unwrap(), "2");
+    assert_eq!(restored.psql("postgres", timeline).unwrap(), "1");
+    server.start().unwrap();
+    assert_eq!(server.psql("postgres", "select count(*) from t").unwrap(), "0");
+    assert!(server.copied_files().is_err(), "the server runs");
+}
+
+#[test]
+fn a_password_and_a_certificate_are_asked_for_and_given() {
+    let server = Options::new(Version::V15).password("s3cret").tls().launch().unwrap();
+    let database = server.create_database().unwrap();
+    let psql = |url: &str| {
+        let mut command = Command::new(Version::V15.program("psql").unwrap());
+        let sql = "select ssl from pg_stat_ssl where pid = pg_backend_pid()";
+        command.args(["-X", "-A", "-t", "-w", "-d", url, "-c", sql]);
+        command.output().unwrap()
+    };
+    let wrong = server.url("postgres", "postgres").replace("s3cret", "guess");
+    assert!(!psql(&wrong).status.success());
+    let authority = server.certificate_authority().unwrap();
+    let verified = |host: &str| {
+        let url = database.url().replace("127.0.0.1", host);
+        format!("{url}?sslmode=verify-full&sslrootcert={}", authority.display())
+    };
+    for host in ["127.0.0.1", "localhost"] {
+        let answer = psql(&verified(host));
+        assert_eq!(String::from_utf8_lossy(&answer.stdout), "t\n", "{answer:?}");
+    }
+    let other = Options::new(Version::V15).tls().launch().unwrap();
+    let foreign = other.certificate_authority().unwrap();
+    let url = format!("{}?sslmode=verify-full&sslrootcert={}", database.url(), foreign.display());
+    assert!(!psql(&url).status.success(), "another server's authority");
+}
+
+#[test]
+fn shared_databases_are_apart_and_dropped() {
+    let one = postgres::shared(Version::V15).unwrap();
+    let other = postgres::shared(Version::V15).unwrap();
+    one.psql("create table t ()").unwrap();
+    assert!(other.psql("select * from t").is_err());
+    let names = format!("select count(*) from pg_database where datname = '{}'", one.name());
+    assert_eq!(other.psql(&names).unwrap(), "1");
+    drop(one);
+    assert_eq!(other.psql(&names).unwrap(), "0");
+}
+
+#[test]
+fn pgbouncer_answers_and_is_gone_with_its_value() {
+    let database = postgres::shared(Version::V15).unwrap();
+    let bouncer = PgBouncer::start(&database.url(), &["default_pool_size = 1"]).unwrap();
+    let url = bouncer.url(database.name());
+    let psql = || {
+        let mut command = Command::new(Version::V15.program("psql").unwrap());
+        command.args(["-X", "-A", "-t", "-d", &url, "-c", "select current_database()"]);
+        command.output().unwrap()
+    };
+    let answer = psql();
+    let expected = format!("{}\n", database.name());
+    assert_eq!(String::from_utf8_lossy(&answer.stdout), expected, "{answer:?}");
+    drop(bouncer);
+    assert!(!psql().status.success());
+}
