@@ -6,7 +6,9 @@
 //! this process ends, the pipe ends too; the keeper then ends the server and removes the folder. It
 //! is in a process group of its own, so no signal that is meant for the tests reaches it.
 
+use std::fs::DirBuilder;
 use std::io::Write;
+use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
@@ -59,18 +61,15 @@ pub(crate) struct Folder {
 impl Folder {
     /// Makes a folder that the servers' user owns.
     pub(crate) fn create(name: &str, end_by: EndBy) -> Result<Self> {
-        let folder = tempfile::Builder::new()
-            .prefix(&format!("postrider-{name}-"))
-            .tempdir()
-            .during(|| "make a temporary folder".to_owned())?;
-        programs::give_to_owner(folder.path())?;
+        let path = std::env::temp_dir();
+        let path = path.join(format!("postrider-{name}-{:016x}", programs::random()));
         let signal = match end_by {
             EndBy::Quit => "QUIT",
             EndBy::Term => "TERM",
         };
         let mut keeper = Command::new("sh")
             .args(["-c", KEEPER, "postrider-keeper"])
-            .arg(folder.path())
+            .arg(&path)
             .arg(signal)
             .current_dir("/")
             .process_group(0)
@@ -80,7 +79,12 @@ impl Folder {
             .spawn()
             .during(|| "start sh".to_owned())?;
         let pipe = keeper.stdin.take();
-        Ok(Self { path: folder.keep(), keeper, pipe: Mutex::new(pipe) })
+        let folder = Self { path, keeper, pipe: Mutex::new(pipe) };
+        // Only now: from its first moment on there is somebody to remove it.
+        let made = DirBuilder::new().mode(0o700).create(folder.path());
+        made.during(|| "make a temporary folder".to_owned())?;
+        programs::give_to_owner(folder.path())?;
+        Ok(folder)
     }
 
     pub(crate) fn path(&self) -> &Path {

@@ -14,6 +14,7 @@ mod folder;
 pub mod pgbouncer;
 pub mod postgres;
 mod programs;
+#[cfg(feature = "proxy")]
 pub mod proxy;
 
 pub use error::{Error, Result};

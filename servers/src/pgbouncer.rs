@@ -7,6 +7,7 @@
 use std::fs::{self, File};
 use std::net::{Ipv4Addr, TcpStream};
 use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
@@ -44,7 +45,7 @@ impl PgBouncer {
     ///
     /// If the program is missing or does not start; the text has its log.
     pub fn start(upstream: &str, settings: &[&str]) -> Result<Self> {
-        let program = programs::find("pgbouncer")?;
+        let program = program()?;
         let upstream = Address::parse(upstream)?;
         for _ in 0..PORT_TRIES {
             let port = programs::free_port()?;
@@ -107,6 +108,15 @@ impl Drop for PgBouncer {
         let _ = self.folder.runs(0);
         let _ = self.process.wait();
     }
+}
+
+/// Where the program is.
+///
+/// # Errors
+///
+/// If it is not installed; the text says how to install it.
+pub fn program() -> Result<PathBuf> {
+    programs::find("pgbouncer")
 }
 
 fn configuration(upstream: &Address, port: u16, settings: &[&str]) -> String {

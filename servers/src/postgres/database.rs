@@ -1,23 +1,16 @@
 //! A fresh database for one test, on a server that many tests may share.
 //!
-//! What lives here: choosing the server, making and dropping the database, asking it by `psql`.
-//! What does not: the server.
+//! What lives here: making and dropping the database, asking it by `psql`. What does not: the server
+//! and which one it is (`shared.rs`).
 //! Invariant: no two values have the same name, whatever process made them, so tests may run in any
 //! number at once; a database is dropped with its value, open sessions or not.
 
 use std::process::Command;
-use std::sync::{Mutex, PoisonError};
 
-use super::options::Options;
-use super::server::Server;
 use super::version::Version;
 use crate::address::Address;
 use crate::error::Result;
 use crate::programs;
-
-/// Servers of this process, for when the environment names none. They are never dropped: when the
-/// process ends, their keepers end them.
-static OWN: Mutex<Vec<Server>> = Mutex::new(Vec::new());
 
 /// A fresh, empty database. It is dropped with this value.
 pub struct Database {
@@ -26,26 +19,6 @@ pub struct Database {
     address: Address,
     /// The database from which this one is made and dropped.
     home: Address,
-}
-
-/// A fresh database on the server that the environment names
-/// ([`Version::shared_variable`]), else on one that this process starts for itself and keeps.
-///
-/// # Errors
-///
-/// If there is no server and none can be started; never a skip.
-pub fn shared(version: Version) -> Result<Database> {
-    if let Ok(url) = std::env::var(version.shared_variable()) {
-        return Database::create(version, &Address::parse(&url)?);
-    }
-    let mut own = OWN.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some(server) = own.iter().find(|server| server.version() == version) {
-        return server.create_database();
-    }
-    let server = Options::new(version).launch()?;
-    let database = server.create_database();
-    own.push(server);
-    database
 }
 
 impl Database {

@@ -23,9 +23,11 @@ mod certificate;
 mod database;
 mod options;
 mod server;
+mod shared;
 mod version;
 
-pub use database::{Database, shared};
+pub use database::Database;
 pub use options::Options;
 pub use server::{Server, Shutdown};
+pub use shared::{SharedServers, shared};
 pub use version::Version;

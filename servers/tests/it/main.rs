@@ -1,4 +1,5 @@
 //! Real servers start, obey, and leave nothing behind.
 
 mod postgres;
+#[cfg(feature = "proxy")]
 mod proxy;

@@ -1,14 +1,15 @@
 //! PostgreSQL and PgBouncer.
 
-use std::path::Path;
 use std::process::Command;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use postrider_servers::pgbouncer::PgBouncer;
 use postrider_servers::postgres::{self, Options, Shutdown, Version};
 
+/// A process that ended and that nobody has waited for does not run.
 fn is_running(pid: u32) -> bool {
-    Path::new(&format!("/proc/{pid}")).exists()
+    let state = std::fs::read_to_string(format!("/proc/{pid}/stat"));
+    state.is_ok_and(|state| !state.contains(") Z "))
 }
 
 #[test]
@@ -132,6 +133,55 @@ fn a_password_and_a_certificate_are_asked_for_and_given() {
     let foreign = other.certificate_authority().unwrap();
     let url = format!("{}?sslmode=verify-full&sslrootcert={}", database.url(), foreign.display());
     assert!(!psql(&url).status.success(), "another server's authority");
+}
+
+/// How far a test process gets before it is killed.
+#[derive(Clone, Copy, PartialEq)]
+enum Moment {
+    FolderMade,
+    ServerReady,
+}
+
+#[test]
+fn a_killed_test_process_leaves_nothing() {
+    for moment in [Moment::FolderMade, Moment::ServerReady] {
+        let place = tempfile::tempdir().unwrap();
+        // The servers' user has to get in.
+        let open = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+        std::fs::set_permissions(place.path(), open).unwrap();
+        let folders = || -> Vec<_> {
+            std::fs::read_dir(place.path()).unwrap().flatten().map(|entry| entry.path()).collect()
+        };
+        let mut victim = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "postgres::data_outlives_every_kind_of_end"])
+            .env("TMPDIR", place.path())
+            .stdout(std::process::Stdio::null())
+            .spawn()
+            .unwrap();
+        let postmaster = loop {
+            assert!(victim.try_wait().unwrap().is_none(), "it ended before it could be killed");
+            let Some(folder) = folders().pop() else { continue };
+            if moment == Moment::FolderMade {
+                break None;
+            }
+            let lines = std::fs::read_to_string(folder.join("data/postmaster.pid"));
+            let lines = lines.unwrap_or_default();
+            if lines.contains("ready") {
+                break Some(lines.lines().next().unwrap().parse().unwrap());
+            }
+        };
+        victim.kill().unwrap();
+        victim.wait().unwrap();
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while !folders().is_empty() || postmaster.is_some_and(is_running) {
+            assert!(Instant::now() < deadline, "{postmaster:?} {:?}", folders());
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        let named = format!("pgrep -f {}", place.path().display());
+        let left = Command::new("sh").args(["-c", &named]).output().unwrap().stdout;
+        // The shell that searches finds itself at most.
+        assert!(String::from_utf8_lossy(&left).lines().count() <= 1, "{left:?}");
+    }
 }
 
 #[test]
