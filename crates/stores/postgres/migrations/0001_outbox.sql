@@ -1,0 +1,364 @@
+-- One outbox and its feed. {outbox} is the table's name, {outbox_tick} that of its ticks and so on,
+-- each quoted as an identifier; {outbox_text} is the outbox's name as a text literal, {lock_class}
+-- the number under which it takes advisory locks, {payload} bytea or json.
+--
+-- The order of the first three columns is what the feed rests on. PostgreSQL evaluates defaults in
+-- column order, so a row's transaction id is drawn before its seq: whoever has read the sequence at
+-- S and then draws an id of its own knows that every row up to S belongs to a smaller one. The
+-- segment is chosen before the seq, too.
+
+CREATE SEQUENCE {schema}.{outbox_segment} AS smallint MINVALUE 0 MAXVALUE 15 START 0 CYCLE;
+SELECT setval({outbox_segment_text}::regclass, 0, true);
+
+CREATE TABLE {schema}.{outbox} (
+    xid          xid8        NOT NULL DEFAULT pg_current_xact_id(),
+    segment      smallint    NOT NULL DEFAULT pg_sequence_last_value({outbox_segment_text}::regclass),
+    seq          bigint      NOT NULL GENERATED ALWAYS AS IDENTITY
+                     (SEQUENCE NAME {schema}.{outbox_seq} CACHE 1),
+    created_at   timestamptz NOT NULL DEFAULT clock_timestamp(),
+    id           uuid        NOT NULL DEFAULT {schema}.uuid7(),
+    key          text        NOT NULL COLLATE "C",
+    topic        text        NOT NULL COLLATE "C",
+    type         text        NOT NULL COLLATE "C",
+    content_type text        NOT NULL COLLATE "C" DEFAULT {content_type_text},
+    -- A JSON object of texts, its order kept, or NULL.
+    headers      json,
+    payload      {payload}   NOT NULL,
+    CONSTRAINT "a key has 1 to 1024 bytes, none a control character"
+        CHECK (octet_length(key) BETWEEN 1 AND 1024 AND key !~ '[\x01-\x1f\x7f-\x9f]'),
+    CONSTRAINT "a topic has 1 to 255 bytes, none a control character"
+        CHECK (octet_length(topic) BETWEEN 1 AND 255 AND topic !~ '[\x01-\x1f\x7f-\x9f]'),
+    CONSTRAINT "a type has 1 to 255 bytes, none a control character"
+        CHECK (octet_length(type) BETWEEN 1 AND 255 AND type !~ '[\x01-\x1f\x7f-\x9f]'),
+    CONSTRAINT "a content type has 1 to 255 bytes, no control character"
+        CHECK (octet_length(content_type) BETWEEN 1 AND 255
+            AND content_type !~ '[\x01-\x1f\x7f-\x9f]'),
+    CONSTRAINT "headers are an object of texts, 64 at most, of legal names"
+        CHECK (headers IS NULL OR {schema}.headers_allowed(headers)),
+    CONSTRAINT "a payload has at most 16777216 bytes; send a reference"
+        CHECK ({payload_bytes} <= 16777216)
+) PARTITION BY LIST (segment);
+
+-- Retention empties whole segments, and the ring is used again: none is ever missing, with or
+-- without a relay.
+DO $body$
+BEGIN
+    FOR i IN 0..15 LOOP
+        EXECUTE format('CREATE TABLE %s.%I PARTITION OF %s.%s FOR VALUES IN (%s)',
+            {schema_ident_text}, {outbox_text} || '_s' || i, {schema_ident_text},
+            {outbox_ident_text}, i);
+        EXECUTE format('ALTER TABLE %s.%I ADD PRIMARY KEY (seq)',
+            {schema_ident_text}, {outbox_text} || '_s' || i);
+    END LOOP;
+END
+$body$;
+CREATE INDEX ON {schema}.{outbox} (xid, seq);
+
+-- When each segment was taken into use last, and what had been drawn from the sequence by then:
+-- all its rows have a larger seq, because a row's segment is chosen before its seq.
+CREATE TABLE {schema}.{outbox_ring} (
+    segment    smallint    PRIMARY KEY,
+    after_seq  bigint      NOT NULL,
+    opened_at  timestamptz NOT NULL
+);
+INSERT INTO {schema}.{outbox_ring} VALUES (0, 0, clock_timestamp());
+
+-- Ids that callers gave, so that the same one is appended once. Fresh ones can't repeat.
+CREATE TABLE {schema}.{outbox_given} (
+    id         uuid        PRIMARY KEY,
+    created_at timestamptz NOT NULL DEFAULT clock_timestamp()
+);
+CREATE INDEX ON {schema}.{outbox_given} (created_at);
+
+-- One cut of the feed each. Its records are the rows visible in its snapshot and not in the one of
+-- the tick before, by seq.
+CREATE TABLE {schema}.{outbox_tick} (
+    -- The upper half of the ULIDs of its records: milliseconds << 16 | number within them.
+    stamp      bigint      PRIMARY KEY,
+    -- The sequence's last value before the snapshot, and after it.
+    seq_lo     bigint      NOT NULL,
+    seq_hi     bigint      NOT NULL,
+    -- Up to here all is settled by the last anchor: ids of transactions mean nothing there.
+    floor      bigint      NOT NULL,
+    -- The cluster that its transaction ids belong to.
+    system     bigint      NOT NULL,
+    -- This transaction's own id, drawn after all of the above was read.
+    own        xid8        NOT NULL DEFAULT pg_current_xact_id(),
+    timeline   integer     NOT NULL,
+    generation integer     NOT NULL,
+    anchor     boolean     NOT NULL,
+    snap       pg_snapshot NOT NULL
+);
+INSERT INTO {schema}.{outbox_tick}
+    (stamp, seq_lo, seq_hi, floor, system, timeline, generation, anchor, snap)
+SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint << 16, 0, 0, 0,
+    s.system_identifier, ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::integer,
+    0, false, pg_current_snapshot()
+FROM pg_control_system() AS s;
+
+-- Cuts the feed where it stands now, if anything may have come since the newest tick.
+--
+-- Takes an advisory lock (one tick at a time) and nothing that a writer would wait for. It must not
+-- have a transaction id before its last statement: each number below is read in a statement of its
+-- own, in this order, and `own` is drawn after all of them, so that every transaction that had drawn
+-- a seq up to seq_hi has a smaller id than `own`.
+--
+-- outcome: 'made' a tick; 'quiet', nothing may have come; 'early', something may have, and the next
+-- tick is due in wait_ms; 'busy', another session makes one at this moment.
+CREATE FUNCTION {schema}.{outbox_tick}(
+    min_interval_ms integer DEFAULT 20,
+    OUT newest bigint, OUT outcome text, OUT wait_ms integer
+) LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
+DECLARE
+    p        {schema}.{outbox_tick}%ROWTYPE;
+    seq_lo   bigint;
+    seq_hi   bigint;
+    snap     pg_snapshot;
+    system   bigint;
+    timeline integer;
+    now_ms   bigint;
+    gen      integer;
+    settled  boolean := false;
+BEGIN
+    IF pg_is_in_recovery() THEN
+        RAISE EXCEPTION 'a standby makes no ticks'
+            USING ERRCODE = 'read_only_sql_transaction', HINT = 'Call tick on the primary.';
+    END IF;
+    IF current_setting('transaction_isolation') <> 'read committed' THEN
+        RAISE EXCEPTION 'tick needs a READ COMMITTED transaction, this one is %',
+            upper(current_setting('transaction_isolation'))
+            USING ERRCODE = 'invalid_transaction_state', HINT = 'Call tick on its own.';
+    END IF;
+    IF pg_current_xact_id_if_assigned() IS NOT NULL THEN
+        RAISE EXCEPTION 'tick was called after a write of the same transaction'
+            USING ERRCODE = 'invalid_transaction_state', HINT = 'Call tick on its own.';
+    END IF;
+    wait_ms := 0;
+    SELECT * INTO STRICT p FROM {schema}.{outbox_tick} ORDER BY stamp DESC LIMIT 1;
+    newest := p.stamp;
+    IF NOT {schema}.{outbox_due}(p) THEN
+        outcome := 'quiet';
+        RETURN;
+    END IF;
+    IF NOT pg_try_advisory_xact_lock({tick_lock}) THEN
+        outcome := 'busy';
+        RETURN;
+    END IF;
+    -- Whoever held the lock has committed a tick since.
+    SELECT * INTO STRICT p FROM {schema}.{outbox_tick} ORDER BY stamp DESC LIMIT 1;
+    newest := p.stamp;
+    now_ms := floor(extract(epoch FROM clock_timestamp()) * 1000);
+    IF now_ms >= p.stamp >> 16 AND now_ms < (p.stamp >> 16) + min_interval_ms THEN
+        outcome := 'early';
+        wait_ms := (p.stamp >> 16) + min_interval_ms - now_ms;
+        RETURN;
+    END IF;
+    IF current_setting('synchronous_commit') = 'off' THEN
+        -- A record must not be handed out at a position that a crash takes back.
+        PERFORM set_config('synchronous_commit', 'on', true);
+    END IF;
+    SELECT max(number) INTO gen FROM {schema}.generation WHERE outbox = {outbox_text};
+    SELECT system_identifier INTO system FROM pg_control_system();
+    timeline := ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::integer;
+    IF system <> p.system THEN
+        -- Restored into another cluster: the ids of the rows mean nothing here. Once no writer is
+        -- open, all of them are settled, and the new tick takes in whatever the last one had not.
+        -- SHARE waits for open writers and draws no transaction id.
+        PERFORM set_config('lock_timeout', '2s', true);
+        LOCK TABLE {schema}.{outbox} IN SHARE MODE;
+        settled := true;
+    END IF;
+    seq_lo := coalesce(pg_sequence_last_value({outbox_seq_text}::regclass), 0);
+    snap := pg_current_snapshot();
+    seq_hi := coalesce(pg_sequence_last_value({outbox_seq_text}::regclass), 0);
+    IF pg_current_xact_id_if_assigned() IS NOT NULL THEN
+        RAISE EXCEPTION 'tick has a transaction id before its cut; records would be lost'
+            USING ERRCODE = 'internal_error';
+    END IF;
+    -- Never behind the tick before; the number within a millisecond overflows into the next one.
+    newest := greatest(p.stamp + 1, now_ms << 16);
+    INSERT INTO {schema}.{outbox_tick} AS t
+        (stamp, seq_lo, seq_hi, floor, system, timeline, generation, anchor, snap)
+    VALUES (newest, seq_lo, seq_hi, CASE WHEN settled THEN seq_hi ELSE p.floor END, system,
+        timeline, gen, settled, snap);
+    outcome := 'made';
+END
+$body$;
+
+-- Whether there may be something after tick p: the sequence has moved on, the partitions were
+-- raised, the cluster is another one, or a transaction that was open at p has ended and has rows.
+-- Open transactions cost nothing here: only ended ones are looked up.
+CREATE FUNCTION {schema}.{outbox_due}(p {schema}.{outbox_tick}) RETURNS boolean
+LANGUAGE plpgsql VOLATILE AS $body$
+DECLARE
+    now_snap pg_snapshot := pg_current_snapshot();
+    ended    xid8[];
+BEGIN
+    IF pg_sequence_last_value({outbox_seq_text}::regclass) > p.seq_hi
+        OR (SELECT max(number) FROM {schema}.generation WHERE outbox = {outbox_text}) > p.generation
+        OR (SELECT system_identifier FROM pg_control_system()) <> p.system
+    THEN
+        RETURN true;
+    END IF;
+    ended := ARRAY(SELECT x FROM pg_snapshot_xip(p.snap) AS x
+        WHERE pg_visible_in_snapshot(x, now_snap));
+    RETURN EXISTS (SELECT FROM unnest(ended) AS e (x)
+            JOIN LATERAL (SELECT FROM {schema}.{outbox} o
+                WHERE o.xid = e.x AND o.seq > p.floor LIMIT 1) AS o ON true)
+        OR EXISTS (SELECT FROM {schema}.{outbox} o
+            WHERE o.xid >= pg_snapshot_xmax(p.snap) AND o.xid < p.own
+                AND o.seq > p.floor AND o.seq <= p.seq_hi
+                AND pg_visible_in_snapshot(o.xid, now_snap));
+END
+$body$;
+
+-- The feed after a place, over as many ticks as fit. Takes no lock that a writer or another reader
+-- would meet: every cut is a fixed snapshot, so nothing can appear behind the reader.
+--
+-- after_stamp and after_seq are the two halves of a position: (0, 0) is the start, (T << 16, 0) a
+-- time. A row with an id is a record. A row without one, with a generation, opens a tick; its seq
+-- is where the tick ends. The last row has neither, and is the place up to which this call has read:
+-- where it equals where the tick ends, the tick is done.
+CREATE FUNCTION {schema}.{outbox_read}(
+    after_stamp bigint, after_seq bigint, max_rows integer, max_bytes bigint
+) RETURNS TABLE (
+    stamp bigint, seq bigint, generation integer, at_ms bigint, id uuid, key text, topic text,
+    type text, content_type text, headers text, payload bytea
+) LANGUAGE plpgsql VOLATILE AS $body$
+DECLARE
+    p     {schema}.{outbox_tick}%ROWTYPE;
+    t     {schema}.{outbox_tick}%ROWTYPE;
+    ended xid8[];
+    rows  integer := 0;
+    bytes bigint := 0;
+    place bigint;
+BEGIN
+    p := {schema}.{outbox_place}(after_stamp, after_seq);
+    place := after_seq;
+    IF after_seq = 0 OR after_seq >= p.seq_hi AND after_stamp = p.stamp THEN
+        -- At the end of a tick: the next one begins.
+        place := 0;
+    END IF;
+    LOOP
+        SELECT * INTO t FROM {schema}.{outbox_tick} AS n
+            WHERE n.stamp > p.stamp ORDER BY n.stamp LIMIT 1;
+        EXIT WHEN NOT FOUND;
+        id := NULL; key := NULL; topic := NULL; type := NULL; content_type := NULL;
+        headers := NULL; payload := NULL; at_ms := NULL;
+        stamp := t.stamp;
+        seq := t.seq_hi;
+        generation := t.generation;
+        RETURN NEXT;
+        generation := NULL;
+        -- Late ones first: all of them have a smaller seq than the others.
+        ended := ARRAY(SELECT x FROM pg_snapshot_xip(p.snap) AS x
+            WHERE pg_visible_in_snapshot(x, t.snap));
+        FOR seq, at_ms, id, key, topic, type, content_type, headers, payload IN
+            SELECT l.seq, (extract(epoch FROM l.created_at) * 1000)::bigint, l.id, l.key, l.topic,
+                l.type, l.content_type, l.headers::text, {payload_out}
+            FROM (SELECT o.* FROM unnest(ended) AS e (x)
+                CROSS JOIN LATERAL (SELECT * FROM {schema}.{outbox} o
+                    WHERE o.xid = e.x AND o.seq > greatest(place, t.floor) AND o.seq <= p.seq_lo
+                    ORDER BY o.seq LIMIT max_rows - rows) AS o
+                UNION ALL
+                SELECT o.* FROM {schema}.{outbox} o
+                WHERE o.xid >= pg_snapshot_xmax(p.snap) AND o.xid < p.own
+                    AND o.seq > greatest(place, t.floor) AND o.seq <= p.seq_lo
+                    AND pg_visible_in_snapshot(o.xid, t.snap)) AS l
+            WHERE NOT t.anchor
+            ORDER BY l.seq LIMIT max_rows - rows
+        LOOP
+            RETURN NEXT;
+            rows := rows + 1;
+            bytes := bytes + {record_bytes} + octet_length(payload);
+            EXIT WHEN bytes >= max_bytes;
+        END LOOP;
+        IF rows >= max_rows OR bytes >= max_bytes THEN EXIT; END IF;
+        FOR seq, at_ms, id, key, topic, type, content_type, headers, payload IN
+            SELECT l.seq, (extract(epoch FROM l.created_at) * 1000)::bigint, l.id, l.key, l.topic,
+                l.type, l.content_type, l.headers::text, {payload_out}
+            FROM {schema}.{outbox} AS l
+            WHERE l.seq > greatest(place, CASE WHEN t.anchor THEN 0 ELSE p.seq_lo END)
+                AND l.seq <= t.seq_hi
+                AND CASE WHEN t.anchor
+                    THEN l.seq > p.seq_hi
+                        OR l.seq > p.floor AND NOT pg_visible_in_snapshot(l.xid, p.snap)
+                    ELSE pg_visible_in_snapshot(l.xid, t.snap)
+                        AND NOT pg_visible_in_snapshot(l.xid, p.snap) END
+            ORDER BY l.seq LIMIT max_rows - rows
+        LOOP
+            RETURN NEXT;
+            rows := rows + 1;
+            bytes := bytes + {record_bytes} + octet_length(payload);
+            EXIT WHEN bytes >= max_bytes;
+        END LOOP;
+        IF rows >= max_rows OR bytes >= max_bytes THEN EXIT; END IF;
+        -- All of tick t was read.
+        seq := t.seq_hi;
+        place := 0;
+        p := t;
+    END LOOP;
+    IF stamp IS NULL THEN
+        stamp := p.stamp;
+        seq := p.seq_hi;
+    END IF;
+    id := NULL; key := NULL; topic := NULL; type := NULL; content_type := NULL; headers := NULL;
+    payload := NULL; at_ms := NULL; generation := NULL;
+    RETURN NEXT;
+END
+$body$;
+
+-- The tick after which a place reads on, once the place is known to be one: the tick before the one
+-- it lies within, or the one it ends. Refuses a place beyond the head (PR001), one that names no
+-- tick and is no time (PR002), and one below the retention horizon (PR003).
+CREATE FUNCTION {schema}.{outbox_place}(after_stamp bigint, after_seq bigint)
+RETURNS {schema}.{outbox_tick} LANGUAGE plpgsql VOLATILE AS $body$
+DECLARE
+    named  {schema}.{outbox_tick}%ROWTYPE;
+    oldest {schema}.{outbox_tick}%ROWTYPE;
+    newest {schema}.{outbox_tick}%ROWTYPE;
+    now_ms bigint := floor(extract(epoch FROM clock_timestamp()) * 1000);
+BEGIN
+    IF after_seq <> 0 THEN
+        SELECT * INTO named FROM {schema}.{outbox_tick} AS t WHERE t.stamp = after_stamp;
+        IF FOUND AND after_seq = named.seq_hi THEN
+            RETURN named;
+        END IF;
+    END IF;
+    SELECT * INTO STRICT oldest FROM {schema}.{outbox_tick} AS t ORDER BY t.stamp LIMIT 1;
+    IF after_stamp = 0 AND after_seq = 0 THEN
+        RETURN oldest;
+    END IF;
+    SELECT * INTO STRICT newest FROM {schema}.{outbox_tick} AS t ORDER BY t.stamp DESC LIMIT 1;
+    IF after_stamp > (CASE WHEN after_seq = 0 THEN greatest(newest.stamp, now_ms << 16)
+            ELSE newest.stamp END)
+    THEN
+        RAISE EXCEPTION 'position % is beyond the head, %',
+            {schema}.position_text(after_stamp, after_seq),
+            {schema}.position_text(newest.stamp, newest.seq_hi)
+            USING ERRCODE = 'PR001', HINT = 'It comes from another database, or this one was'
+                ' restored to an earlier state.';
+    END IF;
+    IF after_stamp < oldest.stamp OR after_seq <> 0 AND after_stamp = oldest.stamp THEN
+        IF after_seq = 0 AND oldest.seq_hi = 0 THEN
+            -- Before the outbox was made, and nothing was ever deleted.
+            RETURN oldest;
+        END IF;
+        RAISE EXCEPTION 'position % lies below the retention horizon %',
+            {schema}.position_text(after_stamp, after_seq),
+            {schema}.position_text(oldest.stamp, oldest.seq_hi)
+            USING ERRCODE = 'PR003', HINT = 'Events there were deleted; start at the oldest.';
+    END IF;
+    IF after_seq <> 0 AND (named.stamp IS NULL OR after_seq > named.seq_hi) THEN
+        RAISE EXCEPTION 'position % names no event of this outbox and no time',
+            {schema}.position_text(after_stamp, after_seq)
+            USING ERRCODE = 'PR002', HINT = 'Give one that was read from it, or a time.';
+    END IF;
+    SELECT * INTO named FROM {schema}.{outbox_tick} AS t
+        WHERE t.stamp < after_stamp ORDER BY t.stamp DESC LIMIT 1;
+    IF NOT FOUND THEN
+        RETURN oldest;
+    END IF;
+    RETURN named;
+END
+$body$;

@@ -1,0 +1,58 @@
+//! Outbox, feed and everything a relay keeps, in PostgreSQL.
+//!
+//! What lives here: the store for PostgreSQL 14 and newer. What does not: sinks and the relay.
+//! Invariant: the feed is a chain of ticks over snapshots (docs/design/postgres-feed.md): nothing
+//! committed is skipped, whatever order transactions commit in and however long they stay open.
+
+mod config;
+mod connections;
+mod error;
+mod migrate;
+mod names;
+
+use std::sync::Arc;
+
+use postrider_core::Result;
+
+pub use config::{
+    MAX_OUTBOX_NAME_BYTES, MAX_SCHEMA_NAME_BYTES, PayloadType, PostgresOptions, SchemaOnOpen,
+};
+pub use error::postgres_error;
+pub use migrate::{SCHEMA_VERSION, schema_sql};
+pub use tokio_postgres;
+
+use connections::Connections;
+use names::Names;
+
+/// One outbox of a database. Cloning shares its connections.
+#[derive(Clone)]
+pub struct PostgresStore {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    connections: Connections,
+    names: Names,
+}
+
+impl std::fmt::Debug for PostgresStore {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let names = &self.inner.names;
+        write!(f, "PostgresStore {{ {:?}.{:?} }}", names.schema(), names.outbox())
+    }
+}
+
+impl PostgresStore {
+    /// Connects, and brings the tables to this program's version or refuses, as the options ask.
+    ///
+    /// # Errors
+    /// `Corrupt` for tables of a newer version; `Permanent` for impossible options, missing tables,
+    /// a refused login, a server older than 14, or a sequence that would lose events; `Transient`
+    /// when the server can't be reached.
+    pub async fn open(options: PostgresOptions) -> Result<Self> {
+        options.check()?;
+        let connections = Connections::new(&options)?;
+        let names = migrate::open(&connections, &options).await?;
+        Ok(Self { inner: Arc::new(Inner { connections, names }) })
+    }
+}
