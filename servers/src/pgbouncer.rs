@@ -38,8 +38,8 @@ pub struct PgBouncer {
 }
 
 impl PgBouncer {
-    /// Starts one in front of the server of `upstream`, a superuser's URL. `settings` are more lines
-    /// for the section `[pgbouncer]`.
+    /// Starts one in front of the server of `upstream`, a superuser's URL. `settings` are more
+    /// lines for the section `[pgbouncer]`.
     ///
     /// # Errors
     ///

@@ -6,6 +6,7 @@
 mod faults;
 mod process;
 mod release;
+mod services;
 mod test;
 mod tidy;
 mod workspace;
@@ -32,6 +33,9 @@ enum Command {
     Sim(release::Args),
     /// Measures figures and judges them by their goals.
     Bench(release::Args),
+    /// Installs the servers that tests need, or runs a command beside them.
+    #[command(subcommand)]
+    Services(services::Command),
     /// Checks the house rules alone (a few seconds).
     Tidy,
 }
@@ -42,6 +46,7 @@ fn main() -> ExitCode {
         Command::Faults(args) => faults::run(&args),
         Command::Sim(args) => release::run("postrider-simulation", &args),
         Command::Bench(args) => release::run("postrider-bench", &args),
+        Command::Services(command) => services::run(&command),
         Command::Tidy => tidy::run(),
     };
     done.unwrap_or_else(|error| {

@@ -14,6 +14,8 @@ use serde_json::Value;
 pub(crate) struct Workspace {
     /// Its root folder.
     pub root: PathBuf,
+    /// What its programs and tests find in their environment.
+    pub environment: Vec<(&'static str, String)>,
 }
 
 impl Workspace {
@@ -26,7 +28,7 @@ impl Workspace {
             "plain",
         ]))?;
         let root = Path::new(text.trim()).parent().context("find the workspace's root")?;
-        Ok(Self { root: root.to_owned() })
+        Ok(Self { root: root.to_owned(), environment: Vec::new() })
     }
 
     /// A `cargo` command that runs at the root, free of what `cargo run` left in the environment.
@@ -40,6 +42,7 @@ impl Workspace {
                 command.env_remove(&name);
             }
         }
+        command.envs(self.environment.iter().map(|(name, value)| (name, value)));
         command
     }
 

@@ -1,7 +1,7 @@
 //! A fresh database for one test, on a server that many tests may share.
 //!
-//! What lives here: making and dropping the database, asking it by `psql`. What does not: the server
-//! and which one it is (`shared.rs`).
+//! What lives here: making and dropping the database, asking it by `psql`. What does not: the
+//! server and which one it is (`shared.rs`).
 //! Invariant: no two values have the same name, whatever process made them, so tests may run in any
 //! number at once; a database is dropped with its value, open sessions or not.
 

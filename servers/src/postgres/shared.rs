@@ -17,8 +17,8 @@ use crate::error::Result;
 /// process ends, their keepers end them.
 static OWN: Mutex<Vec<Server>> = Mutex::new(Vec::new());
 
-/// A fresh database on the server that the environment names ([`Version::shared_variable`]), else on
-/// one that this process starts for itself and keeps.
+/// A fresh database on the server that the environment names ([`Version::shared_variable`]), else
+/// on one that this process starts for itself and keeps.
 ///
 /// Transaction ids, roles, slots and settings belong to a server, not to a database: a test of the
 /// oldest open transaction, of `pg_stat_activity` as a whole or of the log launches its own server.

@@ -40,7 +40,7 @@ pub(super) fn run(workspace: &Workspace) -> Result<Outcome> {
     }
     for page in workspace.files()?.iter().filter(|file| file.path.ends_with(".md")) {
         let Some(script) = script(page) else { continue };
-        match run_page(&page.path, &script, &target)? {
+        match run_page(&page.path, &script, &target, &workspace.environment)? {
             None => tally.passed += 1,
             Some(shown) => {
                 tally.failed += 1;
@@ -87,7 +87,12 @@ fn script(page: &TextFile) -> Option<String> {
 }
 
 /// Runs a script in a folder of its own; its output, if it failed.
-fn run_page(path: &str, script: &str, programs: &Path) -> Result<Option<String>> {
+fn run_page(
+    path: &str,
+    script: &str,
+    programs: &Path,
+    environment: &[(&'static str, String)],
+) -> Result<Option<String>> {
     let folder = tempfile::tempdir().context("make a temporary folder")?;
     let mut search = vec![programs.to_owned()];
     search.extend(std::env::split_paths(&std::env::var_os("PATH").unwrap_or_default()));
@@ -97,7 +102,8 @@ fn run_page(path: &str, script: &str, programs: &Path) -> Result<Option<String>>
         .current_dir(&folder)
         .env("PATH", std::env::join_paths(search).context("put the search path together")?)
         .env("HOME", folder.path())
-        .env("NO_COLOR", "1");
+        .env("NO_COLOR", "1")
+        .envs(environment.iter().map(|(name, value)| (name, value)));
     let finished = process::run(path, &mut command)?;
     let shown = || format!("{path}: {}\n{}", finished.status, finished.output);
     Ok((!finished.status.success()).then(shown))
@@ -115,7 +121,7 @@ mod tests {
     fn only_marked_blocks_are_run_and_all_of_a_page_in_one_folder() {
         let text = "```sh\nfalse\n```\n```sh run\necho 1 > a\n```\n```sh run\ntest -f a\n```\n";
         let script = script(&page(text)).expect("there are two blocks");
-        let none = run_page("docs/a.md", &script, Path::new("/")).expect("bash runs");
+        let none = run_page("docs/a.md", &script, Path::new("/"), &[]).expect("bash runs");
         assert_eq!(none, None);
         assert!(!script.contains("false"));
         assert!(super::script(&page("```sh\ntrue\n```\n")).is_none());
@@ -130,9 +136,9 @@ mod tests {
         std::fs::write(&program, "#!/bin/sh\ngrep -q 'kind = \"$HOME\"' \"$4\"\n").expect("writes");
         let mut executable = Command::new("chmod");
         assert!(executable.arg("+x").arg(&program).status().is_ok_and(|status| status.success()));
-        let none = run_page("docs/a.md", &script, folder.path()).expect("bash runs");
+        let none = run_page("docs/a.md", &script, folder.path(), &[]).expect("bash runs");
         assert_eq!(none, None);
-        let shown = run_page("docs/a.md", &script.replace("kind", "sort"), folder.path());
+        let shown = run_page("docs/a.md", &script.replace("kind", "sort"), folder.path(), &[]);
         assert!(shown.expect("bash runs").is_some());
     }
 
@@ -140,7 +146,7 @@ mod tests {
     fn a_command_that_fails_is_told_with_its_place() {
         let text = "# A\n```sh run\ntrue\n```\n\n```sh run\nls no-such-file\necho on\n```\n";
         let script = script(&page(text)).expect("there are two blocks");
-        let shown = run_page("docs/a.md", &script, Path::new("/")).expect("bash runs");
+        let shown = run_page("docs/a.md", &script, Path::new("/"), &[]).expect("bash runs");
         let shown = shown.expect("it failed");
         assert!(shown.contains("docs/a.md:6: a command failed"), "{shown}");
         assert!(!shown.contains("on\n"), "{shown}");

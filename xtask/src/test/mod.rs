@@ -9,12 +9,13 @@ mod blocks;
 mod settings;
 mod steps;
 mod tally;
-mod tools;
+pub(crate) mod tools;
 
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
+use postrider_servers::postgres::SharedServers;
 
 use self::steps::{STEPS, Step};
 use self::tally::Tally;
@@ -57,7 +58,9 @@ struct Report {
 
 /// Runs the steps and reports.
 pub(crate) fn run(args: &Args) -> Result<ExitCode> {
-    let workspace = Workspace::locate()?;
+    let mut workspace = Workspace::locate()?;
+    // Started for the first step that needs them; they end before the summary.
+    let mut servers = None;
     let chosen = |step: &&Step| {
         (args.only.is_empty() || args.only.iter().any(|name| name == step.name))
             && !args.skip.iter().any(|name| name == step.name)
@@ -65,16 +68,19 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     let mut reports = Vec::new();
     for step in STEPS.iter().filter(chosen) {
         for _ in 0..if step.repeats { args.times.get() } else { 1 } {
-            reports.push(run_step(&workspace, step));
+            reports.push(run_step(&mut workspace, &mut servers, step));
         }
     }
+    drop(servers);
     Ok(summary(&reports))
 }
 
-fn run_step(workspace: &Workspace, step: &Step) -> Report {
+fn run_step(workspace: &mut Workspace, servers: &mut Option<SharedServers>, step: &Step) -> Report {
     eprintln!("==> {}: {}", step.name, step.what);
     let started = Instant::now();
-    let outcome = (step.run)(workspace)
+    let ready = if step.servers { start(servers, workspace) } else { Ok(()) };
+    let outcome = ready
+        .and_then(|()| (step.run)(workspace))
         .unwrap_or_else(|error| Outcome::Failed(Tally::default(), format!("{error:#}\n")));
     let report = Report { name: step.name, outcome, took: started.elapsed() };
     match &report.outcome {
@@ -84,6 +90,16 @@ fn run_step(workspace: &Workspace, step: &Step) -> Report {
     }
     eprintln!("    {}", report.line());
     report
+}
+
+/// Starts the servers that tests share, unless they run.
+fn start(servers: &mut Option<SharedServers>, workspace: &mut Workspace) -> Result<()> {
+    if servers.is_none() {
+        let started = SharedServers::start()?;
+        workspace.environment = started.environment();
+        *servers = Some(started);
+    }
+    Ok(())
 }
 
 impl Report {

@@ -22,6 +22,8 @@ pub(super) struct Step {
     pub what: &'static str,
     /// Whether `--times` repeats it.
     pub repeats: bool,
+    /// Whether it needs the servers that tests share.
+    pub servers: bool,
     /// Does it.
     pub run: fn(&Workspace) -> Result<Outcome>,
 }
@@ -31,7 +33,7 @@ const fn check(
     what: &'static str,
     run: fn(&Workspace) -> Result<Outcome>,
 ) -> Step {
-    Step { name, what, repeats: false, run }
+    Step { name, what, repeats: false, servers: false, run }
 }
 
 const fn tests(
@@ -39,12 +41,12 @@ const fn tests(
     what: &'static str,
     run: fn(&Workspace) -> Result<Outcome>,
 ) -> Step {
-    Step { name, what, repeats: true, run }
+    Step { name, what, repeats: true, servers: true, run }
 }
 
 /// All steps, in order.
 pub(super) const STEPS: &[Step] = &[
-    check("setup", "install what the tests need: a browser and its driver", setup),
+    check("setup", "install what the tests need: servers, a browser and its driver", setup),
     check("fmt", "the code is formatted", format),
     check("clippy", "no warnings in any target with any feature", clippy),
     check("tidy", "the house rules", house_rules),
@@ -59,7 +61,7 @@ pub(super) const STEPS: &[Step] = &[
 ];
 
 fn setup(_: &Workspace) -> Result<Outcome> {
-    let done = tools::install_packages()?;
+    let done = tools::install()?;
     eprintln!("    {done}");
     Ok(Outcome::Passed(Tally::default()))
 }
@@ -133,7 +135,10 @@ fn bench_smoke(workspace: &Workspace) -> Result<Outcome> {
 /// Runs a program of the tests' own build.
 fn smoke(workspace: &Workspace, name: &str, program: &str, flags: &[&str]) -> Result<Outcome> {
     match test_binaries(workspace)? {
-        Ok(folder) => judged(name, Command::new(folder.join(program)).args(flags)),
+        Ok(folder) => {
+            let environment = workspace.environment.iter().map(|(name, value)| (name, value));
+            judged(name, Command::new(folder.join(program)).args(flags).envs(environment))
+        }
         Err(output) => Ok(Outcome::Failed(Tally::default(), output)),
     }
 }

@@ -1,14 +1,16 @@
 //! What the steps need beside a Rust toolchain, and how it is installed.
 //!
-//! What lives here: the browser, its driver and curl (Debian packages) and `cargo-deny`. What does
-//! not: starting anything.
+//! What lives here: the browser, its driver, curl and the servers (Debian packages), PostgreSQL 18
+//! (a package of PyPI) and `cargo-deny`. What does not: starting anything, and where servers are
+//! looked for, which `servers/` knows.
 //! Invariant: what is there is used as it is; what is missing is installed or named, with the
 //! command that installs it.
 
 use std::path::PathBuf;
 use std::process::Command;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
+use postrider_servers::{pgbouncer, postgres::Version};
 
 use crate::process;
 use crate::workspace::Workspace;
@@ -19,20 +21,49 @@ const PROGRAMS: &[(&[&str], &str)] = &[
     (&["chromedriver"], "chromium-driver"),
     (&["curl"], "curl"),
     (&["faketime"], "faketime"),
+    (&["openssl"], "openssl"),
+    (&["ps"], "procps"),
 ];
 
 /// Seconds to wait for another package installation to end.
 const APT_LOCK_SECONDS: &str = "DPkg::Lock::Timeout=300";
 
-/// Installs the Debian packages that are missing, and returns what was done.
-pub(super) fn install_packages() -> Result<String> {
-    let missing: Vec<&str> = PROGRAMS
+/// Installs what is missing for all steps, and returns what was done.
+pub(crate) fn install() -> Result<String> {
+    let mut done = install_packages()?;
+    for version in Version::ALL {
+        if let Some(package) = version.python_package().filter(|_| version.programs().is_err()) {
+            install_python_package(version, package)?;
+            done.push(package);
+        }
+        version.programs()?;
+    }
+    pgbouncer::program()?;
+    Ok(if done.is_empty() {
+        "everything is there".to_owned()
+    } else {
+        format!("installed {}", done.join(" "))
+    })
+}
+
+/// Installs the Debian packages that are missing, and returns their names.
+fn install_packages() -> Result<Vec<&'static str>> {
+    let mut missing: Vec<&str> = PROGRAMS
         .iter()
         .filter(|(names, _)| !names.iter().any(|name| on_path(name).is_some()))
         .map(|(_, package)| *package)
         .collect();
+    if Version::V15.programs().is_err() {
+        missing.push("postgresql-15");
+    }
+    if pgbouncer::program().is_err() {
+        missing.push("pgbouncer");
+    }
+    if Version::V18.programs().is_err() && !has_virtual_environments() {
+        missing.push("python3-venv");
+    }
     if missing.is_empty() {
-        return Ok("everything is there".to_owned());
+        return Ok(missing);
     }
     let by_hand = format!("install by hand: sudo apt-get install {}", missing.join(" "));
     if on_path("apt-get").is_none() {
@@ -42,7 +73,31 @@ pub(super) fn install_packages() -> Result<String> {
     let mut arguments = vec!["install", "--yes", "--no-install-recommends"];
     arguments.extend(&missing);
     apt(&arguments, &by_hand)?;
-    Ok(format!("installed {}", missing.join(" ")))
+    Ok(missing)
+}
+
+fn has_virtual_environments() -> bool {
+    let python = Command::new("python3").args(["-c", "import venv, ensurepip"]).output();
+    python.is_ok_and(|python| python.status.success())
+}
+
+/// Installs a version of PostgreSQL from PyPI into the folder in which it is looked for.
+fn install_python_package(version: Version, package: &str) -> Result<()> {
+    let folder = version.virtual_environment();
+    let name = format!("install {package}");
+    let mut make = Command::new("python3");
+    let mut fill = Command::new(folder.join("bin").join("pip"));
+    for command in [
+        make.args(["-m", "venv"]).arg(&folder),
+        fill.args(["install", "--disable-pip-version-check", "--only-binary", ":all:", package]),
+    ] {
+        let finished = process::run(&name, command).with_context(|| name.clone())?;
+        if !finished.status.success() {
+            let by_hand = version.programs_variable();
+            bail!("{}\n{name} failed; or let {by_hand} name a bin folder", finished.output);
+        }
+    }
+    Ok(())
 }
 
 fn apt(arguments: &[&str], by_hand: &str) -> Result<()> {
