@@ -60,4 +60,17 @@ pub trait Feed: Send + Sync {
     async fn changed(&self) {
         std::future::pending().await
     }
+
+    /// [`changed`](Self::changed) for a reader that stands at `after`: returns at once when this
+    /// process knows of something beyond it. Cancel-safe.
+    async fn changed_after(&self, after: &Position) {
+        let _ = after;
+        self.changed().await;
+    }
+
+    /// Whether [`changed_after`](Self::changed_after) polls by itself, once for all readers of this
+    /// process, so that a reader need not.
+    fn watches(&self) -> bool {
+        false
+    }
 }

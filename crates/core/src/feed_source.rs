@@ -130,6 +130,9 @@ async fn passed<F: Feed + ?Sized>(
 /// A quiet partition's position is handed out at most this often, so that it pins no retention.
 const QUIET_POSITION_EVERY: Duration = Duration::from_secs(1);
 
+/// A reader of a feed that watches for itself looks this seldom: a lost watch must not last.
+const UNWATCHED_AT_MOST: Duration = Duration::from_secs(120);
+
 struct FeedReader<F: ?Sized> {
     feed: Arc<F>,
     clock: Arc<dyn Clock>,
@@ -188,7 +191,8 @@ impl<F: Feed + ?Sized + 'static> Reader for FeedReader<F> {
                     position: page.position,
                 }));
             }
-            wait_for_news(&*self.feed, &*self.clock, self.wait).await;
+            let wait = if self.feed.watches() { UNWATCHED_AT_MOST } else { self.wait };
+            wait_for_news(&*self.feed, &self.after, &*self.clock, wait).await;
             self.wait = (self.wait * 2).min(self.poll.idle);
         }
     }
@@ -197,8 +201,13 @@ impl<F: Feed + ?Sized + 'static> Reader for FeedReader<F> {
 }
 
 /// Ends at the feed's own signal or after `wait`, whichever comes first.
-async fn wait_for_news<F: Feed + ?Sized>(feed: &F, clock: &dyn Clock, wait: Duration) {
-    let mut changed = std::pin::pin!(feed.changed());
+async fn wait_for_news<F: Feed + ?Sized>(
+    feed: &F,
+    after: &Position,
+    clock: &dyn Clock,
+    wait: Duration,
+) {
+    let mut changed = std::pin::pin!(feed.changed_after(after));
     let mut sleep = std::pin::pin!(clock.sleep(wait));
     std::future::poll_fn(|cx| {
         if changed.as_mut().poll(cx).is_ready() || sleep.as_mut().poll(cx).is_ready() {

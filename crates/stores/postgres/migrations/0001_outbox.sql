@@ -362,3 +362,24 @@ BEGIN
     RETURN named;
 END
 $body$;
+
+-- Raises the number of partitions to a multiple of the present one, from the next tick on: ticks
+-- made so far keep theirs. No writer is involved, because the reader computes a key's partition.
+-- Waits for a tick under way, and holds the next one back until it has committed.
+CREATE FUNCTION {schema}.{outbox_raise}(count integer) RETURNS void
+LANGUAGE plpgsql VOLATILE AS $body$
+DECLARE
+    old {schema}.generation%ROWTYPE;
+BEGIN
+    PERFORM pg_advisory_xact_lock({tick_lock});
+    SELECT * INTO STRICT old FROM {schema}.generation AS g
+        WHERE g.outbox = {outbox_text} ORDER BY g.number DESC LIMIT 1;
+    IF count <= old.partitions OR count % old.partitions <> 0 OR count > 65536 THEN
+        RAISE EXCEPTION '% partitions cannot become %; give a larger multiple of % up to 65536, so '
+            'that every key moves as a whole', old.partitions, count, old.partitions
+            USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    INSERT INTO {schema}.generation (outbox, number, partitions, after_stamp)
+    SELECT old.outbox, old.number + 1, count, max(t.stamp) FROM {schema}.{outbox_tick} AS t;
+END
+$body$;

@@ -17,6 +17,8 @@ CREATE TABLE {schema}.generation (
     outbox      text    NOT NULL COLLATE "C" REFERENCES {schema}.feed ON DELETE CASCADE,
     number      integer NOT NULL,
     partitions  integer NOT NULL CHECK (partitions BETWEEN 1 AND 65536),
+    -- The last tick of the generation before; 0 for the first one.
+    after_stamp bigint  NOT NULL,
     PRIMARY KEY (outbox, number)
 );
 

@@ -4,11 +4,17 @@
 //! Invariant: the feed is a chain of ticks over snapshots (docs/design/postgres-feed.md): nothing
 //! committed is skipped, whatever order transactions commit in and however long they stay open.
 
+mod chunks;
 mod config;
 mod connections;
 mod error;
+mod feed;
+mod head;
 mod migrate;
 mod names;
+mod partitions;
+mod positions;
+mod row;
 
 use std::sync::Arc;
 
@@ -33,6 +39,10 @@ pub struct PostgresStore {
 struct Inner {
     connections: Connections,
     names: Names,
+    identity: String,
+    chunks: chunks::Chunks,
+    head: head::Head,
+    partitions: partitions::Partitions,
 }
 
 impl std::fmt::Debug for PostgresStore {
@@ -53,6 +63,21 @@ impl PostgresStore {
         options.check()?;
         let connections = Connections::new(&options)?;
         let names = migrate::open(&connections, &options).await?;
-        Ok(Self { inner: Arc::new(Inner { connections, names }) })
+        let identity = feed::identity(&connections, &names).await?;
+        let inner = Inner {
+            connections,
+            names,
+            identity,
+            chunks: chunks::Chunks::new(),
+            head: head::Head::new(options.tick_interval),
+            partitions: partitions::Partitions::new(),
+        };
+        Ok(Self { inner: Arc::new(inner) })
+    }
+
+    /// Lets this process's readers look at once: call it after the commit of an append. Without it
+    /// they see the events after their next poll.
+    pub fn ring(&self) {
+        self.inner.head.ring();
     }
 }

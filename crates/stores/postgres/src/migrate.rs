@@ -57,7 +57,7 @@ fn step(names: &Names, part: &str, version: i32, sql: &str, partitions: u32) -> 
         text.push_str(&names.fill(&format!(
             "INSERT INTO {{schema}}.feed (outbox, payload) VALUES ({{outbox_text}}, \
              {{payload_type_text}});\nINSERT INTO {{schema}}.generation (outbox, number, \
-             partitions) VALUES ({{outbox_text}}, 0, {partitions});\n"
+             partitions, after_stamp) VALUES ({{outbox_text}}, 0, {partitions}, 0);\n"
         )));
     }
     text.push_str(&names.fill(sql));
