@@ -77,6 +77,53 @@ pub fn postgres_error(place: &str, error: tokio_postgres::Error) -> Error {
     Error::transient(format!("{place}: the connection failed; trying again")).with_source(error)
 }
 
+/// What the caller's own transaction, or the values, have brought about. Nothing of the server's
+/// error goes along: its details repeat the row that was refused, and rows hold payloads.
+fn append_refusal(code: &str, message: &str, routine: Option<&str>) -> Option<Error> {
+    let place = crate::append::PLACE;
+    match code {
+        // A standby's refusal comes from another routine.
+        "25006" if routine == Some("PreventCommandIfReadOnly") => Some(Error::permanent(format!(
+            "{place}: the transaction is READ ONLY; begin it READ WRITE"
+        ))),
+        "25P02" => Some(Error::permanent(format!(
+            "{place}: a statement before failed the transaction; roll it back and begin again"
+        ))),
+        "54001" => Some(Error::permanent(format!(
+            "{place}: the payload is nested deeper than the server can follow; use an outbox \
+             with payloads of bytes"
+        ))),
+        _ if code.starts_with("22") || code.starts_with("23") => {
+            Some(compose(place, code, message))
+        }
+        _ => None,
+    }
+}
+
+/// [`postgres_error`] for statements that append.
+pub(crate) fn append_error(error: tokio_postgres::Error) -> Error {
+    let refusal = error
+        .as_db_error()
+        .and_then(|cause| append_refusal(cause.code().code(), cause.message(), cause.routine()));
+    refusal.unwrap_or_else(|| postgres_error(crate::append::PLACE, error))
+}
+
+/// [`append_error`] for the errors of `sqlx`.
+#[cfg(feature = "sqlx")]
+pub(crate) fn append_sqlx_error(error: sqlx::Error) -> Error {
+    use sqlx::postgres::PgDatabaseError;
+    let place = crate::append::PLACE;
+    let cause = error.as_database_error().and_then(|e| e.try_downcast_ref::<PgDatabaseError>());
+    let Some(cause) = cause else {
+        let context = format!("{place}: the connection failed; begin again");
+        return Error::transient(context).with_source(error);
+    };
+    match append_refusal(cause.code(), cause.message(), cause.routine()) {
+        Some(refusal) => refusal,
+        None => compose(place, cause.code(), cause.message()).with_source(error),
+    }
+}
+
 /// [`postgres_error`] as the argument of `map_err`.
 pub(crate) fn failed(place: &'static str) -> impl FnOnce(tokio_postgres::Error) -> Error {
     move |error| postgres_error(place, error)

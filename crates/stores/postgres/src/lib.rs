@@ -4,6 +4,9 @@
 //! Invariant: the feed is a chain of ticks over snapshots (docs/design/postgres-feed.md): nothing
 //! committed is skipped, whatever order transactions commit in and however long they stay open.
 
+mod append;
+#[cfg(feature = "sqlx")]
+mod append_sqlx;
 mod chunks;
 mod config;
 mod connections;
@@ -20,9 +23,11 @@ use std::sync::Arc;
 
 use postrider_core::Result;
 
+pub use append::{OnDuplicate, Outbox};
 pub use config::{
     MAX_OUTBOX_NAME_BYTES, MAX_SCHEMA_NAME_BYTES, PayloadType, PostgresOptions, SchemaOnOpen,
 };
+pub use deadpool_postgres;
 pub use error::postgres_error;
 pub use migrate::{SCHEMA_VERSION, schema_sql};
 pub use tokio_postgres;

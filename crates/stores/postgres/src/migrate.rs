@@ -18,7 +18,8 @@ use crate::names::{Names, literal};
 const OF_SCHEMA: &[&str] = &[include_str!("../migrations/0001_schema.sql")];
 
 /// What each outbox has. In order; a version is the place in this list, from 1.
-const OF_OUTBOX: &[&str] = &[include_str!("../migrations/0001_outbox.sql")];
+const OF_OUTBOX: &[&str] =
+    &[include_str!("../migrations/0001_outbox.sql"), include_str!("../migrations/0002_append.sql")];
 
 /// The version of the tables that this program writes and reads, for `status`.
 pub const SCHEMA_VERSION: i64 = (OF_SCHEMA.len() + OF_OUTBOX.len()) as i64;

@@ -97,6 +97,8 @@ impl Names {
             "payload_bytes" => "octet_length(payload)".to_owned(),
             "payload_out" if json => "convert_to(l.payload::text, 'UTF8')".to_owned(),
             "payload_out" => "l.payload".to_owned(),
+            "payload_in" if json => "convert_from(e.payload, 'UTF8')::json".to_owned(),
+            "payload_in" => "e.payload".to_owned(),
             "content_type_text" if json => literal("application/json"),
             "content_type_text" => literal("application/octet-stream"),
             "record_bytes" => RECORD_BYTES.to_string(),
