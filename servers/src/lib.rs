@@ -5,8 +5,8 @@
 //! Invariant: a server and its folder are gone once its value is dropped, and also when the process
 //! that started it ends in any other way; a program that is missing is an error, never a skip.
 //!
-//! Everything but the proxy blocks its thread while a server starts or stops, which takes about a
-//! second; a test that runs something else meanwhile needs a thread for it.
+//! For Unix alone. Everything but the proxy blocks its thread while a server starts or stops, which
+//! takes about a second; a test that runs something else meanwhile needs a thread for it.
 
 mod address;
 mod error;

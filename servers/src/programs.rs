@@ -37,6 +37,17 @@ pub(crate) fn give_to_owner(path: &Path) -> Result<()> {
     Ok(())
 }
 
+/// A remark for a failure, if the servers' user can't get at a folder.
+pub(crate) fn why_closed_to_owner(folder: &Path) -> String {
+    let mut entering = as_owner(Path::new("test"));
+    let entered = entering.arg("-x").arg(folder).current_dir("/").status();
+    if entered.is_ok_and(|status| status.success()) {
+        return String::new();
+    }
+    let parent = folder.parent().unwrap_or(folder);
+    format!("\n{} is closed to the user that runs PostgreSQL; set TMPDIR", parent.display())
+}
+
 /// Runs a command to its end and returns what it printed.
 pub(crate) fn finish(what: &str, command: &mut Command) -> Result<String> {
     let ran = command.stdin(Stdio::null()).output().during(|| format!("start {what}"))?;

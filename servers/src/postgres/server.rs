@@ -392,7 +392,7 @@ impl Server {
             return Ok(());
         }
         let output = fs::read_to_string(&path).unwrap_or_default();
-        let hint = "; the temporary folder must be open to the user postgres when root runs it";
+        let hint = programs::why_closed_to_owner(self.folder.path());
         Err(Error::failed(what, format!("{}{hint}", output.trim())))
     }
 

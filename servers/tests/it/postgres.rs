@@ -1,10 +1,12 @@
 //! PostgreSQL and PgBouncer.
 
+use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
 use postrider_servers::pgbouncer::PgBouncer;
 use postrider_servers::postgres::{self, Options, Shutdown, Version};
+use rustix::process::{Pid, Signal, kill_process_group};
 
 /// A process that ended and that nobody has waited for does not run.
 fn is_running(pid: u32) -> bool {
@@ -69,18 +71,20 @@ fn a_kill_ends_every_process_and_the_drop_removes_the_shared_memory() {
     let backends = "select count(*) from pg_stat_activity where query like '%pg_sleep(60)%' \
         and pid <> pg_backend_pid()";
     while server.psql("postgres", backends).unwrap() != "1" {}
-    let children = format!("pgrep -P {pid} | wc -l");
     let shell = |script: &str| Command::new("sh").args(["-c", script]).output().unwrap().stdout;
-    assert_ne!(shell(&children), b"0\n");
+    let children = String::from_utf8(shell(&format!("pgrep -P {pid}"))).unwrap();
+    let children: Vec<u32> = children.lines().map(|line| line.parse().unwrap()).collect();
+    assert!(children.len() > 3 && children.iter().all(|child| is_running(*child)));
     let lock_file = std::fs::read_to_string(server.data().join("postmaster.pid")).unwrap();
     let segment = lock_file.lines().nth(6).unwrap().split_whitespace().nth(1).unwrap().to_owned();
-    let segments = format!("ipcs -m | awk '$2 == {segment}' | wc -l");
-    assert_eq!(shell(&segments), b"1\n");
+    // Left behind is one that nobody is attached to; another server may get the same number.
+    let left = format!("ipcs -m | awk '$2 == {segment} && $6 == 0' | wc -l");
     server.kill().unwrap();
+    assert_eq!(shell(&left), b"1\n");
+    assert!(!is_running(pid) && !children.iter().any(|child| is_running(*child)));
     assert!(!session.wait().unwrap().success(), "the session is cut");
-    assert_eq!(shell(&children), b"0\n");
     drop(server);
-    assert_eq!(shell(&segments), b"0\n");
+    assert_eq!(shell(&left), b"0\n");
 }
 
 #[test]
@@ -155,6 +159,7 @@ fn a_killed_test_process_leaves_nothing() {
         let mut victim = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "postgres::data_outlives_every_kind_of_end"])
             .env("TMPDIR", place.path())
+            .process_group(0)
             .stdout(std::process::Stdio::null())
             .spawn()
             .unwrap();
@@ -170,7 +175,9 @@ fn a_killed_test_process_leaves_nothing() {
                 break Some(lines.lines().next().unwrap().parse().unwrap());
             }
         };
-        victim.kill().unwrap();
+        // The whole group, as test runners end a test that hangs.
+        let group = Pid::from_raw(i32::try_from(victim.id()).unwrap()).unwrap();
+        kill_process_group(group, Signal::KILL).unwrap();
         victim.wait().unwrap();
         let deadline = Instant::now() + Duration::from_secs(20);
         while !folders().is_empty() || postmaster.is_some_and(is_running) {
@@ -182,6 +189,35 @@ fn a_killed_test_process_leaves_nothing() {
         // The shell that searches finds itself at most.
         assert!(String::from_utf8_lossy(&left).lines().count() <= 1, "{left:?}");
     }
+}
+
+#[test]
+fn a_missing_program_is_an_error_with_its_remedy() {
+    let victim = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "postgres::shared_databases_are_apart_and_dropped"])
+        .env_remove(Version::V15.shared_variable())
+        .env(Version::V15.programs_variable(), "/nowhere")
+        .output()
+        .unwrap();
+    assert!(!victim.status.success());
+    let output = String::from_utf8_lossy(&[victim.stdout, victim.stderr].concat()).into_owned();
+    assert!(output.contains("Missing"), "{output}");
+    let error = Version::V15.program("no-such-program").unwrap_err().to_string();
+    assert!(error.contains("cargo xtask services install"), "{error}");
+}
+
+#[test]
+fn the_environment_names_the_server_that_tests_share() {
+    let server = Options::new(Version::V15).setting("log_statement = ddl").launch().unwrap();
+    let test = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "postgres::shared_databases_are_apart_and_dropped"])
+        .env(Version::V15.shared_variable(), server.url("postgres", "postgres"))
+        .output()
+        .unwrap();
+    assert!(test.status.success(), "{test:?}");
+    let log = server.log_tail();
+    assert_eq!(log.matches("create database test_").count(), 2, "{log}");
+    assert_eq!(server.psql("postgres", "select count(*) from pg_database").unwrap(), "3");
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
 use postrider_servers::proxy::{Direction, Proxy};
@@ -23,6 +24,22 @@ fn echo(mark: u8) -> SocketAddr {
         }
     });
     address
+}
+
+/// A server that says `s` and then only listens; what it got from a connection, once that ended.
+fn sink() -> (SocketAddr, Receiver<Vec<u8>>) {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port is free");
+    let address = listener.local_addr().expect("it is bound");
+    let (sender, receiver) = channel();
+    std::thread::spawn(move || {
+        for mut stream in listener.incoming().flatten() {
+            let mut received = Vec::new();
+            let _ = stream.write_all(b"s");
+            let _ = stream.read_to_end(&mut received);
+            let _ = sender.send(received);
+        }
+    });
+    (address, receiver)
 }
 
 fn connect(proxy: &Proxy, mark: u8) -> TcpStream {
@@ -84,15 +101,28 @@ fn connections_are_closed_reset_and_half_closed() {
     proxy.reset_all();
     assert_eq!(stream.read(&mut [0]).unwrap_err().kind(), ErrorKind::ConnectionReset);
 
-    let mut stream = connect(&proxy, b'a');
+    let (address, received) = sink();
+    proxy.switch_upstream(address);
+    let mut stream = connect(&proxy, b's');
     proxy.half_close_all();
     assert_eq!(stream.read(&mut [0]).unwrap(), 0);
-    // The other way is open still: a closed one would answer with a reset.
-    for _ in 0..3 {
-        stream.write_all(b"x").unwrap();
-        std::thread::sleep(Duration::from_millis(10));
-    }
-    connect(&proxy, b'a');
+    stream.write_all(b"still open").unwrap();
+    drop(stream);
+    assert_eq!(received.recv_timeout(Duration::from_secs(20)).unwrap(), b"still open");
+}
+
+#[test]
+fn a_connection_to_nobody_is_reset_and_a_frozen_one_waits() {
+    let nobody = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let proxy = Proxy::start(nobody).unwrap();
+    let mut stream = TcpStream::connect(("127.0.0.1", proxy.port())).unwrap();
+    assert_eq!(stream.read(&mut [0]).unwrap_err().kind(), ErrorKind::ConnectionReset);
+    proxy.switch_upstream(echo(b'a'));
+    proxy.freeze();
+    let mut stream = TcpStream::connect(("127.0.0.1", proxy.port())).unwrap();
+    assert!(is_silent(&mut stream));
+    proxy.thaw();
+    assert_eq!(read(&mut stream, 1), b"a");
 }
 
 #[test]
