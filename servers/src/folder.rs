@@ -17,19 +17,18 @@ use std::sync::{Mutex, PoisonError};
 use crate::error::{Result, While};
 use crate::programs;
 
-/// Each line read is the process that runs now, or 0. `$1` is the folder, `$2` the signal that ends
-/// the process at once. A killed PostgreSQL leaves the shared memory that line 7 of its
-/// `postmaster.pid` names.
+/// Each line read is the process that runs now and the signal that ends it. `$1` is the folder. A
+/// killed PostgreSQL leaves the shared memory that line 7 of its `postmaster.pid` names.
 const KEEPER: &str = r#"
 trap '' HUP INT TERM
-folder=$1 signal=$2 pid=0 tries=0
-while read -r line; do pid=$line; done
+folder=$1 pid=0 signal=0 tries=0
+while read -r now by; do pid=$now signal=$by; done
 ended() {
     case "$(cat "/proc/$pid/stat" 2>/dev/null)" in *") Z "*) return 0 ;; esac
     ! kill -0 "$pid" 2>/dev/null
 }
 if [ "$pid" -gt 1 ]; then
-    kill -s "$signal" "$pid" 2>/dev/null
+    kill "-$signal" "$pid" 2>/dev/null
     until ended || [ "$tries" -ge 200 ]; do sleep 0.025; tries=$((tries + 1)); done
     kill -s KILL "$pid" 2>/dev/null
 fi
@@ -42,13 +41,46 @@ until rm -rf -- "$folder" 2>/dev/null || [ "$tries" -ge 200 ]; do
 done
 "#;
 
-/// How the process in a folder is ended at once.
+/// How the process in a folder is ended when the test is.
 #[derive(Clone, Copy)]
 pub(crate) enum EndBy {
     /// PostgreSQL's immediate shutdown.
     Quit,
     /// PgBouncer's.
     Term,
+    /// It ends by itself within seconds. Half of an initialisation would leave shared memory.
+    Waiting,
+}
+
+/// Where a folder is to be.
+#[derive(Clone, Copy)]
+pub(crate) enum Medium {
+    /// Where data is kept as on any machine.
+    Disk,
+    /// In memory if there is enough: a fresh database has 300 files, which a disk may take a
+    /// quarter of a second to make.
+    Memory,
+}
+
+/// Where Linux keeps files in memory, open to everybody.
+const IN_MEMORY: &str = "/dev/shm";
+/// For some servers at once, of up to 100 MB each while they do little.
+const MIN_FREE_BYTES: u64 = 4 << 30;
+
+impl Medium {
+    /// What `TMPDIR` says comes first.
+    fn place(self) -> PathBuf {
+        match self {
+            Self::Memory if std::env::var_os("TMPDIR").is_none() && has_room(IN_MEMORY) => {
+                IN_MEMORY.into()
+            }
+            Self::Memory | Self::Disk => std::env::temp_dir(),
+        }
+    }
+}
+
+fn has_room(place: &str) -> bool {
+    rustix::fs::statvfs(place).is_ok_and(|free| free.f_bavail * free.f_frsize >= MIN_FREE_BYTES)
 }
 
 /// A folder that is removed with whatever runs in it.
@@ -60,17 +92,11 @@ pub(crate) struct Folder {
 
 impl Folder {
     /// Makes a folder that the servers' user owns.
-    pub(crate) fn create(name: &str, end_by: EndBy) -> Result<Self> {
-        let path = std::env::temp_dir();
-        let path = path.join(format!("postrider-{name}-{:016x}", programs::random()));
-        let signal = match end_by {
-            EndBy::Quit => "QUIT",
-            EndBy::Term => "TERM",
-        };
+    pub(crate) fn create(name: &str, medium: Medium) -> Result<Self> {
+        let path = medium.place().join(format!("postrider-{name}-{:016x}", programs::random()));
         let mut keeper = Command::new("sh")
             .args(["-c", KEEPER, "postrider-keeper"])
             .arg(&path)
-            .arg(signal)
             .current_dir("/")
             .process_group(0)
             .stdin(Stdio::piped())
@@ -91,11 +117,25 @@ impl Folder {
         &self.path
     }
 
-    /// Tells the keeper which process runs now; 0 is none.
-    pub(crate) fn runs(&self, pid: u32) -> Result<()> {
+    /// Tells the keeper which process runs now.
+    pub(crate) fn runs(&self, pid: u32, end_by: EndBy) -> Result<()> {
+        let signal = match end_by {
+            EndBy::Quit => "QUIT",
+            EndBy::Term => "TERM",
+            EndBy::Waiting => "0",
+        };
+        self.tell(&format!("{pid} {signal}\n"))
+    }
+
+    /// Tells the keeper that nothing runs now.
+    pub(crate) fn rests(&self) -> Result<()> {
+        self.tell("0 0\n")
+    }
+
+    fn tell(&self, line: &str) -> Result<()> {
         let mut pipe = self.pipe.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(pipe) = pipe.as_mut() else { return Ok(()) };
-        writeln!(pipe, "{pid}").during(|| "tell the keeper".to_owned())
+        pipe.write_all(line.as_bytes()).during(|| "tell the keeper".to_owned())
     }
 }
 

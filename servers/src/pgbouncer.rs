@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use crate::address::Address;
 use crate::error::{Error, Result, While};
-use crate::folder::{EndBy, Folder};
+use crate::folder::{EndBy, Folder, Medium};
 use crate::programs;
 
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -49,7 +49,7 @@ impl PgBouncer {
         let upstream = Address::parse(upstream)?;
         for _ in 0..PORT_TRIES {
             let port = programs::free_port()?;
-            let folder = Folder::create("pgbouncer", EndBy::Term)?;
+            let folder = Folder::create("pgbouncer", Medium::Memory)?;
             let file = folder.path().join("pgbouncer.ini");
             fs::write(&file, configuration(&upstream, port, settings))
                 .during(|| "write pgbouncer.ini".to_owned())?;
@@ -59,7 +59,7 @@ impl PgBouncer {
             command.arg(&file).current_dir(folder.path()).process_group(0);
             command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
             let process = command.spawn().during(|| "start pgbouncer".to_owned())?;
-            folder.runs(process.id())?;
+            folder.runs(process.id(), EndBy::Term)?;
             let mut bouncer = Self { port, process, folder };
             match bouncer.wait_until_it_listens() {
                 Err(Error::Failed { output, .. }) if output.contains("in use") => {}
@@ -105,7 +105,7 @@ impl Drop for PgBouncer {
     fn drop(&mut self) {
         // A kill is enough: it has no state. Then nothing is left for the keeper but the folder.
         let _ = self.process.kill();
-        let _ = self.folder.runs(0);
+        let _ = self.folder.rests();
         let _ = self.process.wait();
     }
 }

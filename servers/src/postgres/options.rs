@@ -31,6 +31,7 @@ const FAST: &str = "\
 fsync = off
 synchronous_commit = off
 full_page_writes = off
+max_wal_size = 256MB
 ";
 
 /// A server that is to be started.
@@ -56,7 +57,8 @@ impl Options {
         self
     }
 
-    /// Keeps `fsync`, `synchronous_commit` and `full_page_writes` on.
+    /// Keeps `fsync`, `synchronous_commit` and `full_page_writes` on, and the data on disk. Others
+    /// may have theirs in memory.
     #[must_use]
     pub fn durable(mut self) -> Self {
         self.durable = true;

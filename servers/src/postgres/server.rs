@@ -21,7 +21,7 @@ use super::options::Options;
 use super::version::Version;
 use crate::address::Address;
 use crate::error::{Error, Result, While};
-use crate::folder::{EndBy, Folder};
+use crate::folder::{EndBy, Folder, Medium};
 use crate::programs;
 
 /// For a start with recovery, or a stop with a checkpoint, on a busy machine.
@@ -70,7 +70,8 @@ impl Server {
 
     fn without_data(options: Options) -> Result<Self> {
         let name = format!("postgres-{}", options.version.major());
-        let folder = Folder::create(&name, EndBy::Quit)?;
+        let medium = if options.durable { Medium::Disk } else { Medium::Memory };
+        let folder = Folder::create(&name, medium)?;
         Ok(Self { options, port: 0, process: Mutex::new(None), folder })
     }
 
@@ -133,13 +134,13 @@ impl Server {
         let mut command = self.program_as_owner("postgres")?;
         command.arg("-D").arg(self.data()).args(["-p", &self.port.to_string()]);
         let mut child = spawn(&mut command, log, errors)?;
-        self.folder.runs(child.id())?;
+        self.folder.runs(child.id(), EndBy::Quit)?;
         let deadline = Instant::now() + PATIENCE;
         while !self.answers(child.id()) {
             let ended = child.try_wait().during(|| "look at the server".to_owned())?.is_some();
             if ended || Instant::now() >= deadline {
                 let _ = child.kill();
-                self.folder.runs(0)?;
+                self.folder.rests()?;
                 let _ = child.wait();
                 let log = fs::read_to_string(self.log()).unwrap_or_default();
                 let since = usize::try_from(log_before).ok().and_then(|from| log.get(from..));
@@ -177,13 +178,13 @@ impl Server {
         while child.try_wait().during(|| "look at the server".to_owned())?.is_none() {
             if Instant::now() >= deadline {
                 let _ = child.kill();
-                self.folder.runs(0)?;
+                self.folder.rests()?;
                 let _ = child.wait();
                 return Err(Error::failed("stopping PostgreSQL", self.log_tail()));
             }
             std::thread::sleep(POLL);
         }
-        self.folder.runs(0)
+        self.folder.rests()
     }
 
     /// Stops it and starts it again.
@@ -212,7 +213,7 @@ impl Server {
             send(*pid, Signal::KILL);
         }
         send(child.id(), Signal::KILL);
-        self.folder.runs(0)?;
+        self.folder.rests()?;
         child.wait().during(|| "wait for the server".to_owned())?;
         let deadline = Instant::now() + PATIENCE;
         for pid in children? {
@@ -385,9 +386,9 @@ impl Server {
         let log = File::create(&path).during(|| format!("open the log of {what}"))?;
         let errors = log.try_clone().during(|| format!("open the log of {what}"))?;
         let mut child = spawn(command, log, errors)?;
-        self.folder.runs(child.id())?;
+        self.folder.runs(child.id(), EndBy::Waiting)?;
         let status = child.wait().during(|| format!("wait for {what}"));
-        self.folder.runs(0)?;
+        self.folder.rests()?;
         if status?.success() {
             return Ok(());
         }

@@ -37,6 +37,8 @@ fn every_version_starts_and_answers_and_leaves_nothing() {
 fn data_outlives_every_kind_of_end() {
     let server = Options::new(Version::V15).durable().launch().unwrap();
     let port = server.port();
+    assert!(server.data().starts_with(std::env::temp_dir()));
+    assert_eq!(server.psql("postgres", "select current_setting('fsync')").unwrap(), "on");
     let database = server.create_database().unwrap();
     database.psql("create table t (x int)").unwrap();
     let end: [(&str, &dyn Fn()); 3] = [
@@ -143,12 +145,13 @@ fn a_password_and_a_certificate_are_asked_for_and_given() {
 #[derive(Clone, Copy, PartialEq)]
 enum Moment {
     FolderMade,
+    Initialising,
     ServerReady,
 }
 
 #[test]
 fn a_killed_test_process_leaves_nothing() {
-    for moment in [Moment::FolderMade, Moment::ServerReady] {
+    for moment in [Moment::FolderMade, Moment::Initialising, Moment::ServerReady] {
         let place = tempfile::tempdir().unwrap();
         // The servers' user has to get in.
         let open = std::os::unix::fs::PermissionsExt::from_mode(0o755);
@@ -166,7 +169,12 @@ fn a_killed_test_process_leaves_nothing() {
         let postmaster = loop {
             assert!(victim.try_wait().unwrap().is_none(), "it ended before it could be killed");
             let Some(folder) = folders().pop() else { continue };
-            if moment == Moment::FolderMade {
+            let made = match moment {
+                Moment::FolderMade => true,
+                Moment::Initialising => folder.join("data/base/1").exists(),
+                Moment::ServerReady => false,
+            };
+            if made {
                 break None;
             }
             let lines = std::fs::read_to_string(folder.join("data/postmaster.pid"));
