@@ -2,8 +2,8 @@
 //!
 //! What lives here: installing them, and running them beside a command or in the foreground. What
 //! does not: how a server is started (`servers/`) or what is installed (`test/tools.rs`).
-//! Invariant: the servers end with the command, at Ctrl-C, at SIGTERM, and also when this process is
-//! killed.
+//! Invariant: the servers end with the command, at Ctrl-C, at SIGTERM, and also when this process
+//! is killed.
 
 use std::ffi::OsString;
 use std::io::Write;
@@ -101,4 +101,20 @@ fn terminate(child: &Child) {
 fn exit_code(status: ExitStatus) -> ExitCode {
     let number = status.code().or_else(|| status.signal().map(|signal| 128 + signal));
     number.and_then(|number| u8::try_from(number).ok()).map_or(ExitCode::FAILURE, ExitCode::from)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_exit_code_is_what_a_shell_says() {
+        let code = |script: &str| {
+            let status = std::process::Command::new("sh").args(["-c", script]).status();
+            format!("{:?}", exit_code(status.expect("sh runs")))
+        };
+        assert_eq!(code("exit 7"), format!("{:?}", ExitCode::from(7)));
+        assert_eq!(code("kill -9 $$"), format!("{:?}", ExitCode::from(137)));
+        assert_eq!(code("true"), format!("{:?}", ExitCode::SUCCESS));
+    }
 }

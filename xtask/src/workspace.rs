@@ -119,3 +119,17 @@ pub(crate) fn output(command: &mut Command) -> Result<String> {
     }
     Ok(String::from_utf8_lossy(&ran.stdout).into_owned())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cargo_is_told_where_the_servers_are() {
+        let environment = vec![("POSTRIDER_TEST_POSTGRES_15", "postgres://a@b/c".to_owned())];
+        let workspace = Workspace { root: ".".into(), environment };
+        let cargo = workspace.cargo();
+        let told = cargo.get_envs().find(|(name, _)| *name == "POSTRIDER_TEST_POSTGRES_15");
+        assert_eq!(told.and_then(|(_, value)| value), Some("postgres://a@b/c".as_ref()));
+    }
+}
