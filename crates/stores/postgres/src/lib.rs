@@ -7,17 +7,23 @@
 mod append;
 #[cfg(feature = "sqlx")]
 mod append_sqlx;
+mod checkpoints;
 mod chunks;
 mod config;
 mod connections;
+mod dead_letters;
+mod documents;
 mod error;
 mod feed;
 mod head;
+mod inbox;
+mod leases;
 mod migrate;
 mod names;
 mod partitions;
 mod positions;
 mod row;
+mod transactions;
 
 use std::sync::Arc;
 
@@ -29,6 +35,7 @@ pub use config::{
 };
 pub use deadpool_postgres;
 pub use error::postgres_error;
+pub use inbox::{Handled, InboxOptions, PostgresInbox};
 pub use migrate::{SCHEMA_VERSION, schema_sql};
 pub use tokio_postgres;
 
