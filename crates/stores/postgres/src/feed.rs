@@ -19,8 +19,8 @@ use crate::positions::Place;
 
 /// The oldest and the newest tick.
 const ENDS: &str = "SELECT (SELECT stamp FROM {schema}.{outbox_tick} ORDER BY stamp LIMIT 1),
-        (SELECT seq_hi FROM {schema}.{outbox_tick} ORDER BY stamp LIMIT 1), stamp, seq_hi
-    FROM {schema}.{outbox_tick} ORDER BY stamp DESC LIMIT 1";
+        (SELECT seq_hi FROM {schema}.{outbox_tick} ORDER BY stamp LIMIT 1), t.stamp, t.seq_hi
+    FROM {schema}.{outbox_tick} AS t ORDER BY t.stamp DESC LIMIT 1";
 
 /// A page in the making.
 struct Page {
