@@ -17,26 +17,14 @@ CREATE TABLE {schema}.{outbox} (
                      (SEQUENCE NAME {schema}.{outbox_seq} CACHE 1),
     created_at   timestamptz NOT NULL DEFAULT clock_timestamp(),
     id           uuid        NOT NULL DEFAULT {schema}.uuid7(),
-    key          text        NOT NULL COLLATE "C",
-    topic        text        NOT NULL COLLATE "C",
-    type         text        NOT NULL COLLATE "C",
-    content_type text        NOT NULL COLLATE "C" DEFAULT {content_type_text},
+    -- The limits stand in the columns' types.
+    key          {schema}.event_key          NOT NULL,
+    topic        {schema}.event_topic        NOT NULL,
+    type         {schema}.event_type         NOT NULL,
+    content_type {schema}.event_content_type NOT NULL DEFAULT {content_type_text},
     -- A JSON object of texts, its order kept, or NULL.
-    headers      json,
-    payload      {payload}   NOT NULL,
-    CONSTRAINT "a key has 1 to 1024 bytes, none a control character"
-        CHECK (octet_length(key) BETWEEN 1 AND 1024 AND key !~ '[\x01-\x1f\x7f-\x9f]'),
-    CONSTRAINT "a topic has 1 to 255 bytes, none a control character"
-        CHECK (octet_length(topic) BETWEEN 1 AND 255 AND topic !~ '[\x01-\x1f\x7f-\x9f]'),
-    CONSTRAINT "a type has 1 to 255 bytes, none a control character"
-        CHECK (octet_length(type) BETWEEN 1 AND 255 AND type !~ '[\x01-\x1f\x7f-\x9f]'),
-    CONSTRAINT "a content type has 1 to 255 bytes, no control character"
-        CHECK (octet_length(content_type) BETWEEN 1 AND 255
-            AND content_type !~ '[\x01-\x1f\x7f-\x9f]'),
-    CONSTRAINT "headers are an object of texts, 64 at most, of legal names"
-        CHECK (headers IS NULL OR {schema}.headers_allowed(headers)),
-    CONSTRAINT "a payload has at most 16777216 bytes; send a reference"
-        CHECK ({payload_bytes} <= 16777216)
+    headers      {schema}.event_headers,
+    payload      {schema}.event_{payload}    NOT NULL
 ) PARTITION BY LIST (segment);
 
 -- Retention empties whole segments, and the ring is used again: none is ever missing, with or
@@ -54,8 +42,9 @@ END
 $body$;
 CREATE INDEX ON {schema}.{outbox} (xid, seq);
 
--- When each segment was taken into use last, and what had been drawn from the sequence by then:
--- all its rows have a larger seq, because a row's segment is chosen before its seq.
+-- When each segment was taken into use last, and what had been drawn from the sequence by then. A
+-- row that chose it since then has a larger seq, because that is drawn later; one that chose it at
+-- an earlier turn of the ring may still come.
 CREATE TABLE {schema}.{outbox_ring} (
     segment    smallint    PRIMARY KEY,
     after_seq  bigint      NOT NULL,
@@ -185,30 +174,32 @@ BEGIN
 END
 $body$;
 
+-- The transactions that were open when tick p was cut and had ended at the cut `later`: those in its
+-- snapshot's list, and those that had an id already but lay beyond its end. (xmax is "latest completed
+-- id + 1", not the next id to be drawn: leaving the second half out loses events.) Each costs one
+-- look-up afterwards, and those still open cost nothing, however much they have written.
+CREATE FUNCTION {schema}.{outbox_ended}(p {schema}.{outbox_tick}, later pg_snapshot) RETURNS xid8[]
+LANGUAGE sql STABLE AS $body$
+    SELECT array_agg(e.x) FROM (
+        SELECT x FROM pg_snapshot_xip(p.snap) AS x
+        UNION ALL
+        SELECT x::text::xid8 FROM generate_series(pg_snapshot_xmax(p.snap)::text::bigint,
+            p.own::text::bigint - 1) AS x
+    ) AS e (x) WHERE pg_visible_in_snapshot(e.x, later)
+$body$;
+
 -- Whether there may be something after tick p: the sequence has moved on, the partitions were
 -- raised, the cluster is another one, or a transaction that was open at p has ended and has rows.
 -- Open transactions cost nothing here: only ended ones are looked up.
 CREATE FUNCTION {schema}.{outbox_due}(p {schema}.{outbox_tick}) RETURNS boolean
 LANGUAGE plpgsql VOLATILE AS $body$
-DECLARE
-    now_snap pg_snapshot := pg_current_snapshot();
-    ended    xid8[];
 BEGIN
-    IF pg_sequence_last_value({outbox_seq_text}::regclass) > p.seq_hi
+    RETURN pg_sequence_last_value({outbox_seq_text}::regclass) > p.seq_hi
         OR (SELECT max(number) FROM {schema}.generation WHERE outbox = {outbox_text}) > p.generation
         OR (SELECT system_identifier FROM pg_control_system()) <> p.system
-    THEN
-        RETURN true;
-    END IF;
-    ended := ARRAY(SELECT x FROM pg_snapshot_xip(p.snap) AS x
-        WHERE pg_visible_in_snapshot(x, now_snap));
-    RETURN EXISTS (SELECT FROM unnest(ended) AS e (x)
+        OR EXISTS (SELECT FROM unnest({schema}.{outbox_ended}(p, pg_current_snapshot())) AS e (x)
             JOIN LATERAL (SELECT FROM {schema}.{outbox} o
-                WHERE o.xid = e.x AND o.seq > p.floor LIMIT 1) AS o ON true)
-        OR EXISTS (SELECT FROM {schema}.{outbox} o
-            WHERE o.xid >= pg_snapshot_xmax(p.snap) AND o.xid < p.own
-                AND o.seq > p.floor AND o.seq <= p.seq_hi
-                AND pg_visible_in_snapshot(o.xid, now_snap));
+                WHERE o.xid = e.x AND o.seq > p.floor LIMIT 1) AS o ON true);
 END
 $body$;
 
@@ -219,6 +210,10 @@ $body$;
 -- time. A row with an id is a record. A row without one, with a generation, opens a tick; its seq
 -- is where the tick ends. The last row has neither, and is the place up to which this call has read:
 -- where it equals where the tick ends, the tick is done.
+--
+-- Retention deletes ticks, oldest first, before it empties a segment of their records. So while the
+-- tick that reading began at is still there at the end, nothing was missing in between. That look
+-- must not be made in an older snapshot: TRUNCATE shows through those.
 CREATE FUNCTION {schema}.{outbox_read}(
     after_stamp bigint, after_seq bigint, max_rows integer, max_bytes bigint
 ) RETURNS TABLE (
@@ -232,8 +227,16 @@ DECLARE
     rows  integer := 0;
     bytes bigint := 0;
     place bigint;
+    base  bigint;
 BEGIN
+    IF current_setting('transaction_isolation') <> 'read committed' THEN
+        RAISE EXCEPTION 'reading the feed needs a READ COMMITTED transaction, this one is %',
+            upper(current_setting('transaction_isolation'))
+            USING ERRCODE = 'invalid_transaction_state',
+                HINT = 'Its pages agree with each other without any more isolation.';
+    END IF;
     p := {schema}.{outbox_place}(after_stamp, after_seq);
+    base := p.stamp;
     place := after_seq;
     IF after_seq = 0 OR after_seq >= p.seq_hi AND after_stamp = p.stamp THEN
         -- At the end of a tick: the next one begins.
@@ -251,20 +254,14 @@ BEGIN
         RETURN NEXT;
         generation := NULL;
         -- Late ones first: all of them have a smaller seq than the others.
-        ended := ARRAY(SELECT x FROM pg_snapshot_xip(p.snap) AS x
-            WHERE pg_visible_in_snapshot(x, t.snap));
+        ended := {schema}.{outbox_ended}(p, t.snap);
         FOR seq, at_ms, id, key, topic, type, content_type, headers, payload IN
             SELECT l.seq, (extract(epoch FROM l.created_at) * 1000)::bigint, l.id, l.key, l.topic,
                 l.type, l.content_type, l.headers::text, {payload_out}
-            FROM (SELECT o.* FROM unnest(ended) AS e (x)
-                CROSS JOIN LATERAL (SELECT * FROM {schema}.{outbox} o
-                    WHERE o.xid = e.x AND o.seq > greatest(place, t.floor) AND o.seq <= p.seq_lo
-                    ORDER BY o.seq LIMIT max_rows - rows) AS o
-                UNION ALL
-                SELECT o.* FROM {schema}.{outbox} o
-                WHERE o.xid >= pg_snapshot_xmax(p.snap) AND o.xid < p.own
-                    AND o.seq > greatest(place, t.floor) AND o.seq <= p.seq_lo
-                    AND pg_visible_in_snapshot(o.xid, t.snap)) AS l
+            FROM unnest(ended) AS e (x)
+            CROSS JOIN LATERAL (SELECT * FROM {schema}.{outbox} o
+                WHERE o.xid = e.x AND o.seq > greatest(place, t.floor) AND o.seq <= p.seq_lo
+                ORDER BY o.seq LIMIT max_rows - rows) AS l
             WHERE NOT t.anchor
             ORDER BY l.seq LIMIT max_rows - rows
         LOOP
@@ -298,6 +295,13 @@ BEGIN
         place := 0;
         p := t;
     END LOOP;
+    IF NOT EXISTS (SELECT FROM {schema}.{outbox_tick} AS b WHERE b.stamp = base) THEN
+        -- The start means the oldest that is kept, so there it is only to be read again.
+        RAISE EXCEPTION 'position % fell below the retention horizon while it was read',
+            {schema}.position_text(after_stamp, after_seq)
+            USING ERRCODE = CASE WHEN after_stamp = 0 AND after_seq = 0
+                THEN 'serialization_failure' ELSE 'PR003' END;
+    END IF;
     IF stamp IS NULL THEN
         stamp := p.stamp;
         seq := p.seq_hi;
@@ -339,7 +343,8 @@ BEGIN
             USING ERRCODE = 'PR001', HINT = 'It comes from another database, or this one was'
                 ' restored to an earlier state.';
     END IF;
-    IF after_stamp < oldest.stamp OR after_seq <> 0 AND after_stamp = oldest.stamp THEN
+    -- A time that equals the oldest tick's would be before its records.
+    IF after_stamp <= oldest.stamp THEN
         IF after_seq = 0 AND oldest.seq_hi = 0 THEN
             -- Before the outbox was made, and nothing was ever deleted.
             RETURN oldest;

@@ -116,32 +116,82 @@ LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE
 RETURN (('x' || encode(substring(sha256(convert_to(key, 'UTF8')) FROM 1 FOR 4), 'hex'))
     ::bit(32)::bigint % partitions)::integer;
 
--- A UUID of version 7: 48 bits of milliseconds, then 74 random ones (RFC 9562).
+-- A UUID of version 7 (RFC 9562): 48 bits of milliseconds, then the last 76 bits of a random UUID,
+-- whose version alone is replaced.
 CREATE FUNCTION {schema}.uuid7() RETURNS uuid
 LANGUAGE sql VOLATILE PARALLEL SAFE
-RETURN encode(set_byte(set_byte(
-        overlay(uuid_send(gen_random_uuid())
-            PLACING substring(int8send((extract(epoch FROM clock_timestamp()) * 1000)::bigint)
-                FROM 3) FROM 1 FOR 6),
-        6, (get_byte(uuid_send(gen_random_uuid()), 6) & 15) | 112), 8,
-        (get_byte(uuid_send(gen_random_uuid()), 8) & 63) | 128), 'hex')::uuid;
+RETURN (lpad(to_hex(floor(date_part('epoch', clock_timestamp()) * 1000)::bigint), 12, '0') || '7'
+    || substr(gen_random_uuid()::text, 16))::uuid;
 
 -- Whether a JSON value is an object of at most 64 texts under distinct, legal names.
 CREATE FUNCTION {schema}.headers_allowed(headers json) RETURNS boolean
 LANGUAGE plpgsql IMMUTABLE STRICT PARALLEL SAFE AS $body$
 BEGIN
-    RETURN json_typeof(headers) = 'object' AND NOT EXISTS (
-            SELECT FROM json_each(headers) AS h
-            WHERE json_typeof(h.value) <> 'string'
-                OR h.key !~ '^[-!#$%&''*+.^_`|~0-9A-Za-z]{1,128}$'
-                OR octet_length(h.value #>> '{}') > 8192
-                OR (h.value #>> '{}') ~ '[\x01-\x08\x0a-\x1f\x7f-\x9f]')
-        AND (SELECT count(*) <= 64 AND count(*) = count(DISTINCT lower(h.key))
-             FROM json_each(headers) AS h);
+    RETURN json_typeof(headers) = 'object' AND (
+        SELECT count(*) <= 64 AND count(*) = count(DISTINCT lower(h.key))
+            AND coalesce(bool_and(json_typeof(h.value) = 'string'
+                AND h.key ~ '^[-!#$%&''*+.^_`|~0-9A-Za-z]{1,128}$'
+                AND octet_length(h.value #>> '{}') <= 8192
+                AND (h.value #>> '{}') !~ '[\x01-\x08\x0a-\x1f\x7f-\x9f]'), true)
+        FROM json_each(headers) AS h);
 EXCEPTION WHEN data_exception OR character_not_in_repertoire THEN
+    -- An escape that stands for no character.
     RETURN false;
 END
 $body$;
+
+-- Refuse a value of an event in words, so that nobody is shown the whole row instead, neither in an
+-- error nor in the server's log.
+CREATE FUNCTION {schema}.refuse_text(what text, value text, most integer) RETURNS boolean
+LANGUAGE plpgsql IMMUTABLE STRICT PARALLEL SAFE AS $body$
+BEGIN
+    RAISE EXCEPTION '%', what || CASE
+        WHEN value = '' THEN ' is empty; give it at least one character'
+        WHEN octet_length(value) > most
+            THEN format(' has %s bytes; %s are allowed', octet_length(value), most)
+        ELSE format(' has a control character at character %s; remove it',
+            length(substring(value FROM '^[^\x01-\x1f\x7f-\x9f]*')) + 1)
+    END USING ERRCODE = 'check_violation';
+END
+$body$;
+
+CREATE FUNCTION {schema}.refuse_headers(headers json) RETURNS boolean
+LANGUAGE plpgsql IMMUTABLE STRICT PARALLEL SAFE AS $body$
+BEGIN
+    RAISE EXCEPTION 'headers must be a JSON object of at most 64 texts; names have up to 128 '
+        'letters, digits and !#$%%&''*+-.^_`|~ and differ in more than case, texts have up to 8192 '
+        'bytes and no control character' USING ERRCODE = 'check_violation';
+END
+$body$;
+
+CREATE FUNCTION {schema}.refuse_payload(bytes integer) RETURNS boolean
+LANGUAGE plpgsql IMMUTABLE STRICT PARALLEL SAFE AS $body$
+BEGIN
+    RAISE EXCEPTION 'payload has % bytes; 16777216 are allowed: store the content elsewhere and '
+        'send a reference', bytes USING ERRCODE = 'check_violation';
+END
+$body$;
+
+-- What an event's columns hold. Types, not constraints of the table: those the server would parse
+-- anew for each statement, which costs more than the insert itself.
+CREATE DOMAIN {schema}.event_key AS text COLLATE "C" CHECK (
+    octet_length(VALUE) BETWEEN 1 AND 1024 AND VALUE !~ '[\x01-\x1f\x7f-\x9f]'
+    OR {schema}.refuse_text('key', VALUE, 1024));
+CREATE DOMAIN {schema}.event_topic AS text COLLATE "C" CHECK (
+    octet_length(VALUE) BETWEEN 1 AND 255 AND VALUE !~ '[\x01-\x1f\x7f-\x9f]'
+    OR {schema}.refuse_text('topic', VALUE, 255));
+CREATE DOMAIN {schema}.event_type AS text COLLATE "C" CHECK (
+    octet_length(VALUE) BETWEEN 1 AND 255 AND VALUE !~ '[\x01-\x1f\x7f-\x9f]'
+    OR {schema}.refuse_text('type', VALUE, 255));
+CREATE DOMAIN {schema}.event_content_type AS text COLLATE "C" CHECK (
+    octet_length(VALUE) BETWEEN 1 AND 255 AND VALUE !~ '[\x01-\x1f\x7f-\x9f]'
+    OR {schema}.refuse_text('content type', VALUE, 255));
+CREATE DOMAIN {schema}.event_headers AS json CHECK (
+    {schema}.headers_allowed(VALUE) OR {schema}.refuse_headers(VALUE));
+CREATE DOMAIN {schema}.event_bytea AS bytea CHECK (
+    octet_length(VALUE) <= 16777216 OR {schema}.refuse_payload(octet_length(VALUE)));
+CREATE DOMAIN {schema}.event_json AS json CHECK (
+    octet_length(VALUE::text) <= 16777216 OR {schema}.refuse_payload(octet_length(VALUE::text)));
 
 -- A position as its 26 characters (Crockford's base 32 over 128 bits), and back.
 CREATE FUNCTION {schema}.position_text(stamp bigint, seq bigint) RETURNS text

@@ -6,6 +6,16 @@
 -- A bare INSERT skips the key locks: where two transactions write the same key at the same time, the
 -- feed may then show the later commit first.
 
+-- Keeps all other writers out until this transaction ends. Takes the one lock on the table that an
+-- INSERT's own lock waits for and that readers don't meet; not on its segments, where the server's
+-- housekeeping would meet it. Writers have no right to take it but by this function.
+CREATE FUNCTION {schema}.{outbox_lock_all}() RETURNS void
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
+BEGIN
+    LOCK TABLE ONLY {schema}.{outbox} IN SHARE ROW EXCLUSIVE MODE;
+END
+$body$;
+
 -- Locks the keys for this transaction, in the order of their lock numbers, so that two calls that
 -- lock several keys don't wait for each other in a circle. Above 1,000 of them one lock on the whole
 -- outbox replaces them, because the server's lock table has room for a few thousand altogether. Call
@@ -13,17 +23,17 @@
 CREATE FUNCTION {schema}.{outbox_lock_keys}(keys text[]) RETURNS void
 LANGUAGE plpgsql VOLATILE AS $body$
 DECLARE
-    locks integer[] := ARRAY(SELECT DISTINCT hashtext(k COLLATE "C") FROM unnest(keys) AS k
+    locks  integer[] := ARRAY(SELECT DISTINCT hashtext(k COLLATE "C") FROM unnest(keys) AS k
         WHERE k IS NOT NULL ORDER BY 1);
-    lock  integer;
+    lock   integer;
+    locked boolean;
 BEGIN
     IF cardinality(locks) > 1000 THEN
-        PERFORM pg_advisory_xact_lock({writers_lock});
+        PERFORM {schema}.{outbox_lock_all}();
         RETURN;
     END IF;
-    PERFORM pg_advisory_xact_lock_shared({writers_lock});
     FOREACH lock IN ARRAY locks LOOP
-        PERFORM pg_advisory_xact_lock({lock_class}, lock);
+        locked := pg_advisory_xact_lock({lock_class}, lock) IS NOT NULL;
     END LOOP;
 END
 $body$;
@@ -46,28 +56,40 @@ BEGIN
 END
 $body$;
 
+-- Whether an id that the caller gave is new, and the event is to be inserted.
+CREATE FUNCTION {schema}.{outbox_claim_one}(id uuid, on_duplicate text) RETURNS boolean
+LANGUAGE plpgsql VOLATILE AS $body$
+BEGIN
+    IF on_duplicate IS NULL OR on_duplicate NOT IN ('fail', 'ignore') THEN
+        RAISE EXCEPTION 'on_duplicate is "%"; give "fail" or "ignore"', on_duplicate
+            USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    IF {schema}.{outbox_claim}(ARRAY[id]) <> '{}' THEN
+        RETURN true;
+    END IF;
+    IF on_duplicate = 'fail' THEN
+        RAISE EXCEPTION 'event % was appended before; give each event an id of its own', id
+            USING ERRCODE = 'unique_violation';
+    END IF;
+    RETURN false;
+END
+$body$;
+
 -- One event. `given`: whether the id is the caller's own and must not have been appended before;
 -- an id made for this call can't repeat and costs no look-up.
 CREATE FUNCTION {schema}.{outbox_append_one}(
     id uuid, given boolean, key text, topic text, type text, content_type text, headers json,
     payload {payload}, on_duplicate text
 ) RETURNS uuid LANGUAGE plpgsql VOLATILE AS $body$
+DECLARE
+    -- Assignments are evaluated in place; PERFORM would run the executor for each.
+    own    xid8;
+    locked boolean;
 BEGIN
-    PERFORM pg_current_xact_id();
-    PERFORM pg_advisory_xact_lock_shared({writers_lock});
-    PERFORM pg_advisory_xact_lock({lock_class}, hashtext(key COLLATE "C"));
-    IF given THEN
-        IF on_duplicate NOT IN ('fail', 'ignore') THEN
-            RAISE EXCEPTION 'on_duplicate is "%"; give "fail" or "ignore"', on_duplicate
-                USING ERRCODE = 'invalid_parameter_value';
-        END IF;
-        IF {schema}.{outbox_claim}(ARRAY[id]) = '{}' THEN
-            IF on_duplicate = 'ignore' THEN
-                RETURN id;
-            END IF;
-            RAISE EXCEPTION 'event % was appended before; give each event an id of its own', id
-                USING ERRCODE = 'unique_violation';
-        END IF;
+    own := pg_current_xact_id();
+    locked := pg_advisory_xact_lock({lock_class}, hashtext(key COLLATE "C")) IS NOT NULL;
+    IF given AND NOT {schema}.{outbox_claim_one}(id, on_duplicate) THEN
+        RETURN id;
     END IF;
     INSERT INTO {schema}.{outbox} (id, key, topic, type, content_type, headers, payload)
     VALUES (id, key, topic, type, content_type, headers, payload);
@@ -129,11 +151,11 @@ BEGIN
 END
 $body$;
 
--- {outbox_append}(key, topic, type, payload, content_type, headers, id), for people: the payload may
--- be text, bytea, json or jsonb, and an untyped literal is text. It returns the event's id. The
--- outbox named "outbox" has it under the name "append", too. All of them are expanded in place by
--- the planner and cost nothing beside append_one.
-DO $body$
+-- {outbox_append}(key, topic, type, payload, content_type, headers, id, on_duplicate), for people:
+-- the payload may be text, bytea, json or jsonb, and an untyped literal is text. It returns the
+-- event's id. The outbox named "outbox" has it under the name "append", too. Each variant is a
+-- function of its own, because one that calls another costs half as much again.
+DO $do$
 DECLARE
     name    text;
     variant record;
@@ -155,26 +177,45 @@ BEGIN
                     'application/json')
             ) AS v (type, to_bytea, to_json, content_type)
         LOOP
-            EXECUTE format(
-                'CREATE FUNCTION %1$s.%2$I(key text, topic text, type text, payload %4$s,
-                    content_type text DEFAULT NULL, headers json DEFAULT NULL,
-                    id uuid DEFAULT NULL, on_duplicate text DEFAULT ''fail''
-                ) RETURNS uuid LANGUAGE sql VOLATILE
-                RETURN %1$s.%3$I(coalesce(id, %1$s.uuid7()), id IS NOT NULL, key, topic, type,
-                    coalesce(content_type, %5$L), headers, %6$s, on_duplicate)',
-                {schema_ident_text}, name, {outbox_text} || '_append_one', variant.type,
-                variant.content_type, variant.expression);
+            -- Joined, not formatted: the outbox's own name may hold a percent sign.
+            EXECUTE 'CREATE FUNCTION ' || {schema_ident_text} || '.' || quote_ident(name)
+                || '(key text, topic text, type text, payload ' || variant.type
+                || ', content_type text DEFAULT ' || quote_literal(variant.content_type) || $text$,
+                    headers json DEFAULT NULL, id uuid DEFAULT NULL,
+                    on_duplicate text DEFAULT 'fail'
+                ) RETURNS uuid LANGUAGE plpgsql VOLATILE AS $body$
+                DECLARE
+                    own    xid8;
+                    locked boolean;
+                BEGIN
+                    own := pg_current_xact_id();
+                    locked := pg_advisory_xact_lock({lock_class}, hashtext(key COLLATE "C"))
+                        IS NOT NULL;
+                    IF id IS NULL THEN
+                        id := {schema}.uuid7();
+                    ELSIF NOT {schema}.{outbox_claim_one}(id, on_duplicate) THEN
+                        RETURN id;
+                    END IF;
+                    INSERT INTO {schema}.{outbox}
+                        (id, key, topic, type, content_type, headers, payload)
+                    VALUES (id, key, topic, type, content_type, headers,
+                        $text$ || variant.expression || $text$);
+                    RETURN id;
+                END
+                $body$
+                $text$;
         END LOOP;
     END LOOP;
     IF {payload_type_text} = 'json' THEN
         -- The library hands over bytes, whatever the outbox stores.
-        EXECUTE format(
-            'CREATE FUNCTION %1$s.%2$I(id uuid, given boolean, key text, topic text, type text,
-                content_type text, headers json, payload bytea, on_duplicate text
+        EXECUTE $text$
+            CREATE FUNCTION {schema}.{outbox_append_one}(id uuid, given boolean, key text,
+                topic text, type text, content_type text, headers json, payload bytea,
+                on_duplicate text
             ) RETURNS uuid LANGUAGE sql VOLATILE
-            RETURN %1$s.%2$I(id, given, key, topic, type, content_type, headers,
-                convert_from(payload, ''UTF8'')::json, on_duplicate)',
-            {schema_ident_text}, {outbox_text} || '_append_one');
+            RETURN {schema}.{outbox_append_one}(id, given, key, topic, type, content_type, headers,
+                convert_from(payload, 'UTF8')::json, on_duplicate)
+            $text$;
     END IF;
 END
-$body$;
+$do$;

@@ -25,6 +25,26 @@ pub(crate) fn literal(text: &str) -> String {
 /// texts.
 const RECORD_BYTES: usize = 256;
 
+/// What an adopted table's feed is made from: parts of an ordinary outbox's migrations, so that both
+/// are the same, and what differs. Their placeholders are filled by SQL.
+fn template(name: &str) -> Option<&'static str> {
+    let outbox = include_str!("../migrations/0001_outbox.sql");
+    let between = |from: &str, to: &str| {
+        let begin = outbox.find(from).expect("the migration has the part");
+        let end = outbox.find(to).expect("the migration has the part");
+        &outbox[begin..end]
+    };
+    let retention = include_str!("../migrations/0003_retention.sql");
+    Some(match name {
+        "ticks_template_text" => between("-- One cut of the feed each.", "-- Cuts the feed"),
+        "functions_template_text" => &outbox[outbox.find("-- Cuts the feed")?..],
+        "passed_template_text" => retention.split("-- The table that holds a segment").next()?,
+        "ripe_template_text" => include_str!("../migrations/ripe_ticks.sql"),
+        "adopted_retention_template_text" => include_str!("../migrations/adopted_retention.sql"),
+        _ => return None,
+    })
+}
+
 /// The names of one outbox.
 #[derive(Debug, Clone)]
 pub(crate) struct Names {
@@ -93,8 +113,6 @@ impl Names {
             "outbox_ident_text" => literal(&identifier(&self.outbox)),
             "payload" => (if json { "json" } else { "bytea" }).to_owned(),
             "payload_type_text" => literal(if json { "json" } else { "bytea" }),
-            "payload_bytes" if json => "octet_length(payload::text)".to_owned(),
-            "payload_bytes" => "octet_length(payload)".to_owned(),
             "payload_out" if json => "convert_to(l.payload::text, 'UTF8')".to_owned(),
             "payload_out" => "l.payload".to_owned(),
             "payload_in" if json => "convert_from(e.payload, 'UTF8')::json".to_owned(),
@@ -103,9 +121,9 @@ impl Names {
             "content_type_text" => literal("application/octet-stream"),
             "record_bytes" => RECORD_BYTES.to_string(),
             "lock_class" => self.lock_class().to_string(),
-            "writers_lock" => self.lock(1).to_string(),
             "tick_lock" => self.lock(2).to_string(),
             "retention_lock" => self.lock(3).to_string(),
+            _ if name.ends_with("_template_text") => literal(template(name)?),
             _ => {
                 let rest = name.strip_prefix("outbox")?;
                 let legal = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'_';
