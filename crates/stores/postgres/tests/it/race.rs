@@ -91,7 +91,7 @@ async fn read_on(
     for index in 0..PARTITIONS {
         let partition = PartitionId::numbered(index, PARTITIONS);
         let place = &mut at[index as usize];
-        let page = store.read(&partition, place, limit).await.expect("read");
+        let page = Feed::read(store, &partition, place, limit).await.expect("read");
         assert!(page.position.as_bytes() >= place.as_bytes(), "a position never moves back");
         *place = page.position;
         found += page.entries.len();
