@@ -50,7 +50,12 @@ pub(crate) fn why_closed_to_owner(folder: &Path) -> String {
 
 /// Runs a command to its end and returns what it printed.
 pub(crate) fn finish(what: &str, command: &mut Command) -> Result<String> {
-    let ran = command.stdin(Stdio::null()).output().during(|| format!("start {what}"))?;
+    finish_with(what, command, Stdio::null())
+}
+
+/// [`finish`] for a program that reads its input from here.
+pub(crate) fn finish_with(what: &str, command: &mut Command, input: Stdio) -> Result<String> {
+    let ran = command.stdin(input).output().during(|| format!("start {what}"))?;
     if ran.status.success() {
         return Ok(String::from_utf8_lossy(&ran.stdout).into_owned());
     }

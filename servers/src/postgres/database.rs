@@ -5,11 +5,12 @@
 //! Invariant: no two values have the same name, whatever process made them, so tests may run in any
 //! number at once; a database is dropped with its value, open sessions or not.
 
+use std::fs::File;
 use std::process::Command;
 
 use super::version::Version;
 use crate::address::Address;
-use crate::error::Result;
+use crate::error::{Result, While};
 use crate::programs;
 
 /// A fresh, empty database. It is dropped with this value.
@@ -50,7 +51,8 @@ impl Database {
         self.version
     }
 
-    /// Runs SQL as superuser and returns the rows, one a line, columns separated by `|`.
+    /// Runs SQL as superuser and returns the rows, one a line, columns separated by `|`. Up to
+    /// 100,000 bytes are one transaction; a longer script says for itself.
     ///
     /// # Errors
     ///
@@ -68,12 +70,31 @@ impl Drop for Database {
     }
 }
 
+/// A longer text is handed over as a file; Linux takes arguments of up to 128 KiB.
+const MOST_ARGUMENT_BYTES: usize = 100_000;
+
+/// A file that has this text and no name any more, to be read from its beginning.
+fn unnamed_file(text: &str) -> Result<File> {
+    let name = format!("postrider-{}-{:016x}.sql", std::process::id(), programs::random());
+    let path = std::env::temp_dir().join(name);
+    let write = || {
+        std::fs::write(&path, text)?;
+        let file = File::open(&path)?;
+        std::fs::remove_file(&path).map(|()| file)
+    };
+    write().during(|| "write a script for psql".to_owned())
+}
+
 pub(super) fn psql(version: Version, address: &Address, sql: &str) -> Result<String> {
     let mut command = Command::new(version.program("psql")?);
     command.args(["--no-psqlrc", "--quiet", "--no-align", "--tuples-only"]);
     command.args(["-v", "ON_ERROR_STOP=1", "-v", "VERBOSITY=verbose", "-d"]);
     // A password can come from the address alone.
-    command.arg(address.to_string()).arg("--no-password").args(["-c", sql]);
-    let rows = programs::finish("psql", &mut command)?;
+    command.arg(address.to_string()).arg("--no-password");
+    let rows = if sql.len() <= MOST_ARGUMENT_BYTES {
+        programs::finish("psql", command.args(["-c", sql]))?
+    } else {
+        programs::finish_with("psql", command.args(["-f", "-"]), unnamed_file(sql)?.into())?
+    };
     Ok(rows.trim_end_matches('\n').to_owned())
 }
