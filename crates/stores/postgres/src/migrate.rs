@@ -15,7 +15,11 @@ use crate::error::failed;
 use crate::names::{Names, literal};
 
 /// What all outboxes of a schema share. In order; a version is the place in this list, from 1.
-const OF_SCHEMA: &[&str] = &[include_str!("../migrations/0001_schema.sql")];
+const OF_SCHEMA: &[&str] = &[
+    include_str!("../migrations/0001_schema.sql"),
+    include_str!("../migrations/0002_read_by_sql.sql"),
+    include_str!("../migrations/0002_serialised_writers.sql"),
+];
 
 /// What each outbox has. In order; a version is the place in this list, from 1.
 const OF_OUTBOX: &[&str] =

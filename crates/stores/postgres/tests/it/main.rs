@@ -1,4 +1,5 @@
 //! The store against real servers, PostgreSQL 15 and 18.
 
+mod by_sql;
 mod cut;
 mod race;
