@@ -4,6 +4,7 @@
 //! Invariant: the feed is a chain of ticks over snapshots (docs/design/postgres-feed.md): nothing
 //! committed is skipped, whatever order transactions commit in and however long they stay open.
 
+mod adopted;
 mod append;
 #[cfg(feature = "sqlx")]
 mod append_sqlx;

@@ -19,11 +19,15 @@ const OF_SCHEMA: &[&str] = &[
     include_str!("../migrations/0001_schema.sql"),
     include_str!("../migrations/0002_read_by_sql.sql"),
     include_str!("../migrations/0002_serialised_writers.sql"),
+    include_str!("../migrations/0002_adopted_table.sql"),
 ];
 
 /// What each outbox has. In order; a version is the place in this list, from 1.
-const OF_OUTBOX: &[&str] =
-    &[include_str!("../migrations/0001_outbox.sql"), include_str!("../migrations/0002_append.sql")];
+const OF_OUTBOX: &[&str] = &[
+    include_str!("../migrations/0001_outbox.sql"),
+    include_str!("../migrations/0002_append.sql"),
+    include_str!("../migrations/0003_retention.sql"),
+];
 
 /// The version of the tables that this program writes and reads, for `status`.
 pub const SCHEMA_VERSION: i64 = (OF_SCHEMA.len() + OF_OUTBOX.len()) as i64;
@@ -78,15 +82,18 @@ struct Found {
     of_schema: i32,
     of_outbox: i32,
     payload: Option<PayloadType>,
+    /// The sequence of an application's own table that was adopted.
+    adopted: Option<String>,
 }
 
 async fn found(tx: &Transaction<'_>, names: &Names) -> Result<Found> {
     let place = "read the schema version";
-    let mut found = Found { of_schema: 0, of_outbox: 0, payload: None };
+    let mut found = Found { of_schema: 0, of_outbox: 0, payload: None, adopted: None };
     let there = tx
         .query_typed(
-            "SELECT FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
-             WHERE n.nspname = $1 AND c.relname = 'migration'",
+            "SELECT c.relname = 'adopted' FROM pg_class c JOIN pg_namespace n
+                 ON n.oid = c.relnamespace
+             WHERE n.nspname = $1 AND c.relname IN ('migration', 'adopted')",
             &[(&names.schema(), Type::TEXT)],
         )
         .await
@@ -103,6 +110,13 @@ async fn found(tx: &Transaction<'_>, names: &Names) -> Result<Found> {
             false => found.of_outbox = version,
         }
     }
+    if there.iter().any(|row| row.get(0)) {
+        found.adopted = adopted(tx, names).await?;
+    }
+    if found.adopted.is_some() {
+        // adopt_table made what it has, and makes it anew.
+        found.of_outbox = i32::try_from(OF_OUTBOX.len()).unwrap_or(i32::MAX);
+    }
     if found.of_outbox > 0 {
         let sql = "SELECT payload FROM {schema}.feed WHERE outbox = $1";
         let rows = tx.query_typed(&names.fill(sql), &[(&names.outbox(), Type::TEXT)]).await;
@@ -112,6 +126,14 @@ async fn found(tx: &Transaction<'_>, names: &Names) -> Result<Found> {
         });
     }
     Ok(found)
+}
+
+/// The sequence of the table that was adopted as this outbox.
+async fn adopted(tx: &Transaction<'_>, names: &Names) -> Result<Option<String>> {
+    let sql = "SELECT sequence FROM {schema}.adopted WHERE outbox = $1";
+    let rows = tx.query_typed(&names.fill(sql), &[(&names.outbox(), Type::TEXT)]).await;
+    let rows = rows.map_err(failed("look for an adopted table"))?;
+    Ok(rows.first().map(|row| row.get(0)))
 }
 
 fn check_versions(found: &Found) -> Result<()> {
@@ -154,21 +176,21 @@ async fn check_server(tx: &Transaction<'_>) -> Result<()> {
 }
 
 /// Refuses a sequence that hands out numbers in another order than they are drawn.
-async fn check_sequence(tx: &Transaction<'_>, names: &Names) -> Result<()> {
+async fn check_sequence(tx: &Transaction<'_>, sequence: &str) -> Result<()> {
     let sql = "SELECT s.seqcache, s.seqincrement, s.seqcycle FROM pg_sequence s
-         WHERE s.seqrelid = {outbox_seq_text}::regclass";
-    let rows = tx.query_typed(&names.fill(sql), &[]).await;
+         WHERE s.seqrelid = $1::text::regclass";
+    let rows = tx.query_typed(sql, &[(&sequence, Type::TEXT)]).await;
     let rows = rows.map_err(failed("check the outbox's sequence"))?;
     let (cache, increment, cycles): (i64, i64, bool) =
         rows.first().map_or((0, 0, true), |row| (row.get(0), row.get(1), row.get(2)));
     if cache == 1 && increment == 1 && !cycles {
         return Ok(());
     }
-    Err(Error::permanent(names.fill(&format!(
+    Err(Error::permanent(format!(
         "the outbox's sequence has CACHE {cache} INCREMENT {increment}: sessions would draw \
          numbers ahead of their transactions, and events would be lost; run ALTER SEQUENCE \
-         {{schema}}.{{outbox_seq}} CACHE 1 INCREMENT 1 NO CYCLE"
-    ))))
+         {sequence} CACHE 1 INCREMENT 1 NO CYCLE"
+    )))
 }
 
 /// Brings the tables to this program's version, or refuses, as the options ask; returns the names
@@ -208,7 +230,8 @@ async fn open_in(tx: &Transaction<'_>, options: PostgresOptions) -> Result<Names
         }
     }
     names = names_of(&options, &present);
-    check_sequence(tx, &names).await?;
+    let own = || names.fill("{schema}.{outbox_seq}");
+    check_sequence(tx, &present.adopted.unwrap_or_else(own)).await?;
     Ok(names)
 }
 
