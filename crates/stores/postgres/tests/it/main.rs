@@ -2,4 +2,8 @@
 
 mod by_sql;
 mod cut;
+mod inbox;
+mod leases;
+mod progress;
 mod race;
+mod support;

@@ -1,0 +1,171 @@
+//! What is pending: counted by SQL, compared with what the feed hands out.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use postrider_core::*;
+use postrider_servers::postgres::Version;
+use rand::rngs::StdRng;
+use rand::{RngExt as _, SeedableRng as _};
+use tokio_postgres::Client;
+
+use crate::support::*;
+
+on_both_versions! {
+    what_is_pending_is_what_will_be_read
+    what_is_pending_after_raising_ends_with_the_generation
+    counting_at_the_head_reads_no_old_rows
+}
+
+const SINK: &str = "sink";
+
+async fn append_in(client: &Client, key: usize) {
+    let sql = "SELECT postrider.append($1, 'orders', 'OrderPlaced', '1'::bytea)";
+    client.execute(sql, &[&format!("key {key}")]).await.expect("appended");
+}
+
+async fn move_to(world: &World, lease: &HeldLease, to: &Position) {
+    let moved = world.store.advance(lease, &consumer(SINK), to, Tally::default()).await;
+    moved.expect("moved");
+}
+
+async fn progress_of(world: &World) -> HashMap<PartitionId, ConsumerProgress> {
+    let found = world.store.progress().await.expect("readable");
+    found.into_iter().map(|one| (one.partition.clone(), one)).collect()
+}
+
+async fn records_after(world: &World, partition: &PartitionId, after: &Position) -> Vec<Record> {
+    let mut found = Vec::new();
+    let mut after = after.clone();
+    loop {
+        let page = world.page(partition, &after).await;
+        if page.entries.is_empty() {
+            return found;
+        }
+        after = page.position.clone();
+        found.extend(page.entries.iter().map(|entry| record(entry).clone()));
+    }
+}
+
+/// Counts before the feed is read, so that rows without a tick are among them, then reads and
+/// compares.
+async fn compare(world: &World, partitions: &[PartitionId], schedule: &str) {
+    let before = progress_of(world).await;
+    for partition in partitions {
+        let standing = &before[partition];
+        let left = records_after(world, partition, &standing.checkpoint.position).await;
+        assert_eq!(standing.pending, left.len() as u64, "{schedule}, {partition} {standing:?}");
+        let oldest = left.iter().map(|record| record.appended_at).min();
+        assert_eq!(standing.oldest_pending_at, oldest, "{schedule}, {partition}");
+    }
+    let after = progress_of(world).await;
+    for partition in partitions {
+        assert_eq!(after[partition].pending, before[partition].pending, "{schedule}: ticks change");
+    }
+}
+
+/// Many schedules of transactions that stay open over ticks, roll back, end late; checkpoints at any
+/// record, at ends of ticks, at times; and a copy of the data in another cluster.
+async fn what_is_pending_is_what_will_be_read(version: Version) {
+    let world = World::new(version, 2).await;
+    let partitions = [p(0, 2), p(1, 2)];
+    let leases = [world.held(&partitions[0], "one").await, world.held(&partitions[1], "one").await];
+    for lease in &leases {
+        move_to(&world, lease, &Position::START).await;
+    }
+    let mut dice = StdRng::seed_from_u64(7);
+    let mut open: Vec<Client> = Vec::new();
+    let own = world.session().await;
+    for step in 0..60 {
+        match dice.random_range(0..6) {
+            0 | 1 if open.len() < 4 => {
+                let client = world.session().await;
+                client.batch_execute("BEGIN").await.expect("begun");
+                append_in(&client, step).await;
+                open.push(client);
+            }
+            2 if !open.is_empty() => {
+                let client = open.swap_remove(dice.random_range(0..open.len()));
+                let end = if dice.random_range(0..4) == 0 { "ROLLBACK" } else { "COMMIT" };
+                client.batch_execute(end).await.expect("ended");
+            }
+            3 => {
+                // Moves one checkpoint to some place further on.
+                let which = dice.random_range(0..2);
+                let standing = &progress_of(&world).await[&partitions[which]];
+                let after = &standing.checkpoint.position;
+                let left = records_after(&world, &partitions[which], after).await;
+                let end = Feed::head(&world.store, &partitions[which]).await.expect("the head");
+                let places = left.into_iter().map(|record| record.position).chain([end]);
+                let places: Vec<Position> = places.collect();
+                move_to(&world, &leases[which], &places[dice.random_range(0..places.len())]).await;
+            }
+            4 if step == 40 || step == 20 => {}
+            _ => append_in(&own, step).await,
+        }
+        if step == 30 {
+            // As after a restore: the ticks so far belong to another cluster.
+            for client in open.drain(..) {
+                client.batch_execute("COMMIT").await.expect("committed");
+            }
+            let other = "UPDATE postrider.outbox_tick SET system = 1";
+            own.batch_execute(other).await.expect("changed");
+        }
+        compare(&world, &partitions, &format!("step {step}")).await;
+    }
+}
+
+/// Nothing that belongs to the next generation is pending in a partition that has ended, whether a
+/// tick tells of the raise yet or not; and all in all nothing is counted twice or left out.
+async fn what_is_pending_after_raising_ends_with_the_generation(version: Version) {
+    let world = World::new(version, 1).await;
+    let (old, sink) = (p(0, 1), consumer(SINK));
+    world.append(vec![event("a", "1"), event("b", "2")]).await;
+    let first = world.records(&old).await.remove(0);
+    let lease = world.held(&old, "one").await;
+    let tally = Tally { published: 1, parked: 0 };
+    world.store.advance(&lease, &sink, &first.position, tally).await.expect("moved");
+    // No tick yet: the number is raised by SQL, and more is appended.
+    let client = world.session().await;
+    client.batch_execute("SELECT postrider.outbox_raise(2)").await.expect("raised");
+    world.append(vec![event("a", "3"), event("b", "4"), event("c", "5")]).await;
+    assert_eq!(progress_of(&world).await[&old].pending, 1, "the others are the successors'");
+    let end = world.page(&old, &first.position).await;
+    assert_eq!(progress_of(&world).await[&old].pending, 1, "now with a tick");
+    let last = end.entries.last().expect("one").position().clone();
+    world.store.advance(&lease, &sink, &last, tally).await.expect("moved");
+    let successors = world.page(&old, &last).await.ended.expect("it has ended");
+    world.store.finish(&lease, &sink, &successors).await.expect("finished");
+    let found = progress_of(&world).await;
+    assert!(found[&old].ended && found[&old].pending == 0);
+    let sum: u64 = found.values().map(|one| one.pending + one.checkpoint.published).sum();
+    assert_eq!(sum, 5);
+    compare(&world, &[p(0, 2), p(1, 2)], "in the new generation").await;
+}
+
+/// `status` and the metrics ask often; behind a long history the count must not read it again.
+async fn counting_at_the_head_reads_no_old_rows(version: Version) {
+    let world = World::new(version, 1).await;
+    let client = world.session().await;
+    let fill = "INSERT INTO postrider.outbox (key, topic, type, payload)
+        SELECT 'k' || i, 't', 'T', '' FROM generate_series(1, 30000) AS i";
+    client.batch_execute(fill).await.expect("filled");
+    client.batch_execute("ANALYZE postrider.outbox").await.expect("analysed");
+    let head = Feed::head(&world.store, &p(0, 1)).await.expect("the head");
+    let lease = world.held(&p(0, 1), "one").await;
+    let tally = Tally { published: 30_000, parked: 0 };
+    world.store.advance(&lease, &consumer(SINK), &head, tally).await.expect("moved");
+    world.append(vec![event("a", "1")]).await;
+    let read = "SELECT sum(idx_tup_read + coalesce(seq_tup_read, 0))::bigint
+        FROM pg_stat_user_indexes JOIN pg_stat_user_tables USING (relid)
+        WHERE pg_stat_user_tables.relname LIKE 'outbox_s%'";
+    // Statistics come after a while; those of the steps above must not be taken for ours.
+    tokio::time::sleep(Duration::from_millis(1_500)).await;
+    let before: i64 = one(&client, read).await;
+    for _ in 0..20 {
+        assert_eq!(progress_of(&world).await[&p(0, 1)].pending, 1);
+    }
+    tokio::time::sleep(Duration::from_millis(1_500)).await;
+    let after: i64 = one(&client, read).await;
+    assert!(after - before < 2_000, "{} rows read by 20 counts", after - before);
+}
