@@ -94,7 +94,7 @@ impl Outbox {
     /// # Errors
     /// `Permanent` for a name that no outbox can have.
     pub fn new(schema: &str, outbox: &str) -> Result<Self> {
-        PostgresOptions::new("").schema(schema).outbox(outbox).check()?;
+        PostgresOptions::new("").schema(schema).outbox(outbox).check_names()?;
         Ok(Self { names: Names::new(schema, outbox, PayloadType::default()) })
     }
 

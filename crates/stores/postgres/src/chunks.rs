@@ -21,6 +21,7 @@ use crate::error::failed;
 use crate::names::Names;
 use crate::positions::Place;
 use crate::row::Decoder;
+use crate::world::WorldNumber;
 
 /// Most records of a chunk: the fixed cost of a query is small against reading as many.
 const CHUNK_RECORDS: i32 = 4_096;
@@ -115,7 +116,7 @@ impl Chunk {
 
 /// The chunks that readers may share, oldest first.
 pub(crate) struct Chunks {
-    kept: StdMutex<VecDeque<(Instant, Arc<Chunk>)>>,
+    kept: StdMutex<VecDeque<(Instant, WorldNumber, Arc<Chunk>)>>,
     /// Held while one is read, so that readers at the same place wait for it instead of reading it
     /// as well.
     reading: Mutex<()>,
@@ -129,18 +130,21 @@ impl Chunks {
     /// The chunk in which a reader at `place` goes on; one that ends there says that the place is
     /// the head, or lies beyond it.
     ///
-    /// A refusal of the place is `Permanent`.
+    /// A refusal of the place is `Permanent`, or `Fenced` when the copy of the database that
+    /// answered before had given it.
     pub(crate) async fn after(
         &self,
         connections: &Connections,
         names: &Names,
         place: Place,
     ) -> Result<Arc<Chunk>> {
-        if let Some(chunk) = self.find(place) {
+        let world = connections.world();
+        if let Some(chunk) = self.find(world.number(), place) {
             return Ok(chunk);
         }
         let _reading = self.reading.lock().await;
-        if let Some(chunk) = self.find(place) {
+        let number = world.number();
+        if let Some(chunk) = self.find(number, place) {
             return Ok(chunk);
         }
         let params: [crate::connections::Param<'_>; 4] = [
@@ -149,32 +153,36 @@ impl Chunks {
             (&CHUNK_RECORDS, Type::INT4),
             (&CHUNK_BYTES, Type::INT8),
         ];
-        let rows = connections.query("read the feed", &names.fill(READ), &params).await?;
+        let what = "read the feed";
+        let rows = connections.query(what, &names.fill(READ), &params).await;
+        let rows = rows.map_err(|error| world.judged(what, place.stamp, error))?;
         let chunk = Arc::new(Chunk::of_rows(place, &rows)?);
+        world.handed_out(chunk.end.stamp);
         if chunk.end > place {
-            self.keep(Arc::clone(&chunk));
+            self.keep(number, Arc::clone(&chunk));
         }
         Ok(chunk)
     }
 
-    fn find(&self, place: Place) -> Option<Arc<Chunk>> {
+    fn find(&self, world: WorldNumber, place: Place) -> Option<Arc<Chunk>> {
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
-        while kept.front().is_some_and(|(read_at, _)| read_at.elapsed() > KEPT_FOR) {
+        while kept.front().is_some_and(|(read_at, ..)| read_at.elapsed() > KEPT_FOR) {
             kept.pop_front();
         }
         // The newest first: most readers are close to it.
-        let found = kept.iter().rev().find(|(_, chunk)| chunk.continues(place));
-        found.map(|(_, chunk)| Arc::clone(chunk))
+        let mut newest_first = kept.iter().rev();
+        let found = newest_first.find(|(_, of, chunk)| *of == world && chunk.continues(place));
+        found.map(|(_, _, chunk)| Arc::clone(chunk))
     }
 
-    fn keep(&self, chunk: Arc<Chunk>) {
+    fn keep(&self, world: WorldNumber, chunk: Arc<Chunk>) {
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut bytes: usize = kept.iter().map(|(_, chunk)| chunk.bytes).sum();
+        let mut bytes: usize = kept.iter().map(|(_, _, chunk)| chunk.bytes).sum();
         while bytes + chunk.bytes > KEPT_BYTES {
-            let Some((_, oldest)) = kept.pop_front() else { break };
+            let Some((_, _, oldest)) = kept.pop_front() else { break };
             bytes -= oldest.bytes;
         }
-        kept.push_back((Instant::now(), chunk));
+        kept.push_back((Instant::now(), world, chunk));
     }
 
     /// Forgets all: what was read lies below the horizon now, or belongs to another database.

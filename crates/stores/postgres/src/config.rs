@@ -3,10 +3,13 @@
 //! What lives here: the options, their defaults and their checks. What does not: connecting.
 //! Invariant: every default is safe; impossible values are refused before any connection.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use postrider_core::limits::MAX_PARTITIONS;
 use postrider_core::{Error, Result, Secret};
+
+use crate::address::Address;
 
 /// Longest name of an outbox, in bytes: PostgreSQL cuts names at 63, and the names of an outbox's
 /// parts are longer by up to 15.
@@ -45,12 +48,22 @@ pub struct PostgresOptions {
     pub(crate) on_open: SchemaOnOpen,
     pub(crate) connections: usize,
     pub(crate) statement_timeout: Duration,
+    pub(crate) connect_timeout: Duration,
+    pub(crate) ca_file: Option<PathBuf>,
     pub(crate) tick_interval: Duration,
 }
 
 impl PostgresOptions {
     /// The outbox `postrider.outbox` of the database at `url`
-    /// (`postgres://user:password@host:5432/database`).
+    /// (`postgres://user:password@host:5432/database`, or libpq's `host=… dbname=…`).
+    ///
+    /// Several hosts (`postgres://user@a,b:6432/database`) are tried in their order; a server that
+    /// takes no writes is passed over, unless the URL says `target_session_attrs=any`. Off the own
+    /// machine a connection is encrypted and the certificate checked (`sslmode=verify-full`) unless
+    /// the URL says otherwise: `verify-ca`, `require` (any certificate) or `disable`. The URL also
+    /// takes `sslrootcert`, `sslcert` and `sslkey`, `channel_binding`, `application_name`,
+    /// `connect_timeout` and what else libpq knows of keepalives. Nothing is read from `PG…`
+    /// variables or `.pgpass`.
     pub fn new(url: impl Into<String>) -> Self {
         Self {
             url: Secret::new(url.into()),
@@ -61,6 +74,8 @@ impl PostgresOptions {
             on_open: SchemaOnOpen::default(),
             connections: 8,
             statement_timeout: Duration::from_secs(30),
+            connect_timeout: Duration::from_secs(10),
+            ca_file: None,
             tick_interval: Duration::from_millis(20),
         }
     }
@@ -107,7 +122,24 @@ impl PostgresOptions {
         self
     }
 
-    /// Longest time for one statement, and for getting a connection.
+    /// A file of certificates (PEM) of the authorities that may vouch for the server, instead of
+    /// the system's own. Giving one asks for TLS, also on the own machine.
+    #[must_use]
+    pub fn ca_file(mut self, file: impl Into<PathBuf>) -> Self {
+        self.ca_file = Some(file.into());
+        self
+    }
+
+    /// Longest time to connect to one host, login included. The URL's own `connect_timeout` wins.
+    #[must_use]
+    pub fn connect_timeout(mut self, timeout: Duration) -> Self {
+        self.connect_timeout = timeout;
+        self
+    }
+
+    /// Longest time for one statement or one transaction, for a lock, and for a connection to be
+    /// free. The server ends what takes longer; a server that does not answer at all is given up a
+    /// second later.
     #[must_use]
     pub fn statement_timeout(mut self, timeout: Duration) -> Self {
         self.statement_timeout = timeout;
@@ -126,8 +158,7 @@ impl PostgresOptions {
     /// # Errors
     /// `Permanent`, naming the option.
     pub fn check(&self) -> Result<()> {
-        check_name("schema", &self.schema, MAX_SCHEMA_NAME_BYTES)?;
-        check_name("outbox", &self.outbox, MAX_OUTBOX_NAME_BYTES)?;
+        self.check_names()?;
         if self.partitions == 0 || self.partitions > MAX_PARTITIONS {
             return Err(Error::permanent(format!(
                 "partitions: {} is not between 1 and {MAX_PARTITIONS}",
@@ -140,7 +171,19 @@ impl PostgresOptions {
         if self.statement_timeout < Duration::from_millis(100) {
             return Err(Error::permanent("statement_timeout: give at least 100 ms"));
         }
-        Ok(())
+        if self.connect_timeout < Duration::from_millis(100) {
+            return Err(Error::permanent("connect_timeout: give at least 100 ms"));
+        }
+        self.address().map(drop)
+    }
+
+    pub(crate) fn check_names(&self) -> Result<()> {
+        check_name("schema", &self.schema, MAX_SCHEMA_NAME_BYTES)?;
+        check_name("outbox", &self.outbox, MAX_OUTBOX_NAME_BYTES)
+    }
+
+    pub(crate) fn address(&self) -> Result<Address> {
+        Address::parse(self.url.expose(), self.ca_file.as_ref())
     }
 }
 

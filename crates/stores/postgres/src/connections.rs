@@ -1,123 +1,295 @@
-//! Connections: pooled, bounded in number, and every statement bounded in time.
+//! Connections: pooled, bounded in number, and every call bounded in time.
 //!
-//! What lives here: the pool, and one statement or one transaction on it. What does not: any SQL.
+//! What lives here: the pool, and one statement or one transaction on it, also under a lease. What
+//! does not: any SQL but what bounds a transaction; how a connection is made (`server.rs`).
 //! Invariant: statements are unnamed and keep nothing in the session, so that a pooler in
-//! transaction mode may stand in between; a connection whose call was cut short is not used again.
+//! transaction mode may stand in between; a connection whose call was cut short is used again only
+//! once it has answered; no call goes on from one copy of the database into another.
 
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use deadpool_postgres::{Manager, ManagerConfig, Object, Pool, RecyclingMethod, Runtime};
-use futures_util::future::BoxFuture;
-use postrider_core::{Error, Result};
+use deadpool::Runtime;
+use deadpool::managed::{Object, Pool, PoolError, TimeoutType};
+use futures_util::future::{BoxFuture, join3};
+use postrider_core::{Error, HeldLease, Result};
+use tokio::time::{Instant, timeout};
+use tokio_postgres::error::SqlState;
 use tokio_postgres::types::{ToSql, Type};
-use tokio_postgres::{Config, Row, Transaction};
-use tokio_postgres_rustls::MakeRustlsConnect;
+use tokio_postgres::{Client, IsolationLevel, Row, Transaction};
 
 use crate::config::PostgresOptions;
-use crate::error::failed;
+use crate::error::{breaks_all_connections, breaks_connection, driver_error, failed};
+use crate::server::{Connection, IDENTIFY, Servers, sighting};
+use crate::world::{Sighting, World};
 
 /// A value and its type on the wire.
 pub(crate) type Param<'a> = (&'a (dyn ToSql + Sync), Type);
 
+/// The server ends a statement itself; this much later nothing is expected of it any more.
+const GRACE: Duration = Duration::from_secs(1);
+/// How old the knowledge of how far the log is written may become while there is anything to do.
+/// A copy older than that is known for one even where its timeline is the same.
+const OBSERVE_EVERY: Duration = Duration::from_secs(5);
+
 pub(crate) struct Connections {
-    pool: Pool,
+    pool: Pool<Servers>,
+    world: Arc<World>,
     timeout: Duration,
+    observed: Mutex<Instant>,
+}
+
+/// Why a call has to be begun again on another connection.
+enum Trouble {
+    /// The server behind the pooler is another one; nothing was done.
+    Moved,
+    Failed(Error),
 }
 
 impl Connections {
     pub(crate) fn new(options: &PostgresOptions) -> Result<Self> {
-        let mut config: Config = options.url.expose().parse().map_err(|error| {
-            // The driver's text may repeat parts of the URL, which holds the password.
-            let _: tokio_postgres::Error = error;
-            Error::permanent(
-                "url: not a PostgreSQL URL; write postgres://user:password@host:5432/database",
-            )
-        })?;
-        if config.get_application_name().is_none() {
-            config.application_name("postrider");
-        }
-        config.connect_timeout(options.statement_timeout.min(Duration::from_secs(10)));
-        let milliseconds = options.statement_timeout.as_millis();
-        config.options(format!(
-            "-c statement_timeout={milliseconds} -c idle_in_transaction_session_timeout=\
-             {milliseconds} -c lock_timeout={milliseconds}"
-        ));
-        let tls = rustls::ClientConfig::builder_with_provider(
-            rustls::crypto::aws_lc_rs::default_provider().into(),
-        )
-        .with_safe_default_protocol_versions()
-        .map_err(|error| Error::permanent("TLS: no protocol version").with_source(error))?
-        .with_root_certificates(rustls::RootCertStore::empty())
-        .with_no_client_auth();
-        let recycling = ManagerConfig { recycling_method: RecyclingMethod::Fast };
-        let manager = Manager::from_config(config, MakeRustlsConnect::new(tls), recycling);
-        let pool = Pool::builder(manager)
+        let world = Arc::new(World::default());
+        let servers = Servers::new(options, Arc::clone(&world))?;
+        let pool = Pool::builder(servers)
             .max_size(options.connections)
             .runtime(Runtime::Tokio1)
             .wait_timeout(Some(options.statement_timeout))
-            .create_timeout(Some(options.statement_timeout))
             .build()
             .map_err(|error| Error::permanent("connections").with_source(error))?;
-        Ok(Self { pool, timeout: options.statement_timeout })
+        let timeout = options.statement_timeout;
+        Ok(Self { pool, world, timeout, observed: Mutex::new(Instant::now()) })
     }
 
-    async fn client(&self, place: &'static str) -> Result<Object> {
-        use deadpool_postgres::PoolError;
-        self.pool.get().await.map_err(|error| match error {
-            PoolError::Backend(error) => failed(place)(error),
-            PoolError::Timeout(_) => {
-                Error::transient(format!("{place}: no connection in time")).with_source(error)
+    /// Which copy of the database answers, and what that means for leases and positions.
+    pub(crate) fn world(&self) -> &World {
+        &self.world
+    }
+
+    /// A connection to the present world, marked as unfinished until [`Self::finished`]: a call
+    /// that is dropped leaves the mark.
+    async fn take(
+        &self,
+        place: &'static str,
+        lease: Option<&HeldLease>,
+    ) -> Result<Object<Servers>> {
+        let mut connection = loop {
+            let mut connection = self.pool.get().await.map_err(|error| self.none(place, error))?;
+            let servers = self.pool.manager();
+            // Not in the pool's own check: a caller that goes away there costs the connection.
+            let whole = !connection.unfinished || servers.clears(&mut connection).await;
+            if whole && connection.world == self.world.number() {
+                break connection;
             }
-            PoolError::Closed | PoolError::NoRuntimeSpecified | PoolError::PostCreateHook(_) => {
-                Error::transient(format!("{place}: no connection")).with_source(error)
+            drop(Object::take(connection));
+        };
+        if let Some(lease) = lease {
+            self.world.check(place, lease)?;
+        }
+        connection.unfinished = true;
+        Ok(connection)
+    }
+
+    fn none(&self, place: &'static str, error: PoolError<Error>) -> Error {
+        let text = match error {
+            PoolError::Backend(error) => return error,
+            PoolError::Timeout(TimeoutType::Wait) => format!(
+                "{place}: all {} connections were busy; raise the option `connections`",
+                self.pool.status().max_size
+            ),
+            PoolError::Timeout(TimeoutType::Create | TimeoutType::Recycle)
+            | PoolError::Closed
+            | PoolError::NoRuntimeSpecified
+            | PoolError::PostCreateHook(_) => format!("{place}: no connection"),
+        };
+        Error::transient(text)
+    }
+
+    /// Ends a call: gives a whole connection back, and drops a broken one.
+    fn finished<T>(
+        &self,
+        place: &'static str,
+        mut connection: Object<Servers>,
+        answer: Result<Result<T, Trouble>, tokio::time::error::Elapsed>,
+    ) -> Result<T, Trouble> {
+        let Ok(answer) = answer else {
+            self.pool.manager().suspect_all(&connection);
+            drop(Object::take(connection));
+            let text = format!("{place}: no answer in time; connecting again");
+            return Err(Trouble::Failed(Error::transient(text)));
+        };
+        match &answer {
+            Ok(_) => connection.unfinished = false,
+            Err(Trouble::Moved) => drop(Object::take(connection)),
+            // Without the driver's error the work may hide one: it is asked again before its use.
+            Err(Trouble::Failed(error)) => {
+                if let Some(cause) = driver_error(error) {
+                    connection.unfinished = false;
+                    if breaks_all_connections(cause) {
+                        self.pool.manager().suspect_all(&connection);
+                    }
+                    if breaks_connection(cause) {
+                        drop(Object::take(connection));
+                    }
+                }
             }
-        })
+        }
+        answer
     }
 
     /// One statement in a transaction of its own: one round trip.
+    ///
+    /// # Cancellation
+    /// A dropped call may or may not have been done.
     pub(crate) async fn query(
         &self,
         place: &'static str,
         sql: &str,
         params: &[Param<'_>],
     ) -> Result<Vec<Row>> {
-        let client = self.client(place).await?;
-        let answer = tokio::time::timeout(self.timeout, client.query_typed(sql, params)).await;
-        match answer {
-            Ok(answer) => answer.map_err(failed(place)),
-            Err(_) => {
-                drop(Object::take(client));
-                Err(Error::transient(format!("{place}: no answer in time; connecting again")))
+        self.ask(place, None, sql, params).await
+    }
+
+    /// [`Self::query`] under a lease that this process acquired.
+    ///
+    /// # Errors
+    /// `Fenced` when another copy of the database answers than the one that granted the lease.
+    pub(crate) async fn query_under(
+        &self,
+        place: &'static str,
+        lease: &HeldLease,
+        sql: &str,
+        params: &[Param<'_>],
+    ) -> Result<Vec<Row>> {
+        self.ask(place, Some(lease), sql, params).await
+    }
+
+    async fn ask(
+        &self,
+        place: &'static str,
+        lease: Option<&HeldLease>,
+        sql: &str,
+        params: &[Param<'_>],
+    ) -> Result<Vec<Row>> {
+        let mut moved = false;
+        loop {
+            let connection = self.take(place, lease).await?;
+            let within = self.timeout + GRACE;
+            let answer = timeout(within, self.statement(place, &connection, sql, params)).await;
+            match self.finished(place, connection, answer) {
+                Ok(rows) => return Ok(rows),
+                Err(Trouble::Moved) if !moved => moved = true,
+                Err(Trouble::Moved) => return Err(self.moving(place)),
+                Err(Trouble::Failed(error)) => return Err(error),
             }
         }
     }
 
-    /// Several statements without parameters, in one transaction.
-    pub(crate) async fn run(&self, place: &'static str, sql: &str) -> Result<()> {
-        let client = self.client(place).await?;
-        client.batch_execute(sql).await.map_err(failed(place))
+    fn moving(&self, place: &'static str) -> Error {
+        Error::transient(format!("{place}: the server behind the pooler changes; trying again"))
     }
 
-    /// Runs `work` in one READ COMMITTED transaction and commits it when `work` succeeds. A call
-    /// that is dropped rolls back.
+    async fn statement(
+        &self,
+        place: &'static str,
+        connection: &Connection,
+        sql: &str,
+        params: &[Param<'_>],
+    ) -> Result<Vec<Row>, Trouble> {
+        let client = &connection.client;
+        let statement = client.query_typed(sql, params);
+        let rows = if connection.pooled {
+            let begin = self.bounds("BEGIN ISOLATION LEVEL READ COMMITTED;", connection);
+            // All are sent at once, in this order; after a failed one the others do nothing.
+            let (begun, rows, committed) =
+                join3(client.batch_execute(&begin), statement, client.batch_execute("COMMIT"))
+                    .await;
+            begun.map_err(|error| trouble(place, error))?;
+            match (rows, committed) {
+                (Ok(rows), Ok(())) => Ok(rows),
+                (Err(error), _) | (Ok(_), Err(error)) => Err(error),
+            }
+        } else {
+            statement.await
+        };
+        let rows = rows.map_err(|error| Trouble::Failed(failed(place)(error)))?;
+        self.observe(client).await;
+        Ok(rows)
+    }
+
+    /// Looks now and then how far the log is written. It needs no answer: the next look will do.
+    async fn observe(&self, client: &Client) {
+        {
+            let Ok(mut last) = self.observed.try_lock() else { return };
+            if last.elapsed() < OBSERVE_EVERY {
+                return;
+            }
+            *last = Instant::now();
+        }
+        let before = self.world.before();
+        if let Ok(rows) = client.query_typed(IDENTIFY, &[]).await
+            && let Some(Ok(now)) = rows.first().map(sighting)
+        {
+            self.world.met(before, now);
+        }
+    }
+
+    /// What a transaction through a pooler begins with: its bounds, which end with it, and a cast
+    /// that fails when the server is not the one that the connection was made to.
+    fn bounds(&self, begin: &str, connection: &Connection) -> String {
+        let ms = self.timeout.as_millis();
+        let Sighting { system, timeline, .. } = connection.sighting;
+        format!(
+            "{begin} SET LOCAL statement_timeout = {ms}; SET LOCAL lock_timeout = {ms}; \
+             SET LOCAL idle_in_transaction_session_timeout = {ms}; \
+             SELECT CASE WHEN w.system = {system} AND w.timeline = {timeline} THEN 0 \
+             ELSE ('another server, timeline ' || w.timeline)::integer END FROM (SELECT \
+             s.system_identifier AS system, ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))\
+             ::bit(32)::integer AS timeline FROM pg_control_system() AS s) AS w"
+        )
+    }
+
+    /// Runs `work` in one READ COMMITTED transaction and commits it when `work` succeeds.
+    ///
+    /// # Cancellation
+    /// A call that is dropped rolls back, unless it was committing: then it is unknown.
     pub(crate) async fn transaction<T: Send>(
         &self,
         place: &'static str,
         work: impl for<'a> FnOnce(&'a Transaction<'_>) -> BoxFuture<'a, Result<T>> + Send,
     ) -> Result<T> {
-        let mut client = self.client(place).await?;
-        let whole = async {
-            let tx = client.transaction().await.map_err(failed(place))?;
-            let value = work(&tx).await?;
-            tx.commit().await.map_err(failed(place))?;
-            Ok(value)
-        };
-        match tokio::time::timeout(self.timeout, whole).await {
-            Ok(answer) => answer,
-            Err(_) => {
-                drop(Object::take(client));
-                Err(Error::transient(format!("{place}: no answer in time; connecting again")))
+        let mut work = Some(work);
+        let mut moved = false;
+        loop {
+            let mut connection = self.take(place, None).await?;
+            let bounds = connection.pooled.then(|| self.bounds("", &connection));
+            let whole = async {
+                let level = IsolationLevel::ReadCommitted;
+                let begin = connection.client.build_transaction().isolation_level(level);
+                let tx = begin.start().await.map_err(|error| trouble(place, error))?;
+                if let Some(bounds) = bounds {
+                    tx.batch_execute(&bounds).await.map_err(|error| trouble(place, error))?;
+                }
+                let work = work.take().expect("work begins once, and after that nothing moves");
+                let value = work(&tx).await.map_err(Trouble::Failed)?;
+                tx.commit().await.map_err(|error| Trouble::Failed(failed(place)(error)))?;
+                Ok(value)
+            };
+            let answer = timeout(self.timeout + GRACE, whole).await;
+            match self.finished(place, connection, answer) {
+                Ok(value) => return Ok(value),
+                Err(Trouble::Moved) if !moved => moved = true,
+                Err(Trouble::Moved) => return Err(self.moving(place)),
+                Err(Trouble::Failed(error)) => return Err(error),
             }
         }
+    }
+}
+
+/// What it means that a transaction could not begin.
+fn trouble(place: &'static str, error: tokio_postgres::Error) -> Trouble {
+    match error.code() {
+        // Nothing else in `bounds` is cast from a text.
+        Some(code) if *code == SqlState::INVALID_TEXT_REPRESENTATION => Trouble::Moved,
+        _ => Trouble::Failed(failed(place)(error)),
     }
 }

@@ -203,18 +203,22 @@ impl Leases for PostgresStore {
             (&ttl_ms(ttl), Type::FLOAT8),
         ];
         for _ in 0..ACQUIRE_TRIES {
+            let world = self.inner.connections.world();
+            let since = world.number();
             let rows = self.query(place, ACQUIRE, &params).await?;
             let Some(row) = rows.first() else {
                 // Another relay made the row after this statement's snapshot.
                 continue;
             };
             if let Some(epoch) = row.get::<_, Option<i64>>(0) {
-                return Ok(Acquired::Held(HeldLease::granted(
+                let lease = HeldLease::granted(
                     group.clone(),
                     partition.clone(),
                     relay.clone(),
                     Epoch::new(epoch.unsigned_abs()),
-                )));
+                );
+                world.acquired(&lease, since);
+                return Ok(Acquired::Held(lease));
             }
             let holder = RelayId::new(row.get::<_, &str>(1))?;
             return Ok(Acquired::Busy { holder, remaining: left(row.get(2)) });
@@ -243,6 +247,13 @@ impl Leases for PostgresStore {
             let place = usize::try_from(row.get::<_, i64>(0)).unwrap_or(0);
             if let Some(answer) = answers.get_mut(place.wrapping_sub(1)) {
                 *answer = Renewal::Renewed;
+            }
+        }
+        // One that another copy of the database granted is not to be relied on.
+        let world = self.inner.connections.world();
+        for (answer, lease) in answers.iter_mut().zip(leases) {
+            if world.is_stale(lease) {
+                *answer = Renewal::Lost;
             }
         }
         Ok(answers)

@@ -4,6 +4,7 @@
 //! Invariant: the feed is a chain of ticks over snapshots (docs/design/postgres-feed.md): nothing
 //! committed is skipped, whatever order transactions commit in and however long they stay open.
 
+mod address;
 mod adopted;
 mod append;
 #[cfg(feature = "sqlx")]
@@ -23,8 +24,12 @@ mod migrate;
 mod names;
 mod partitions;
 mod positions;
+mod retention;
 mod row;
+mod server;
+mod tls;
 mod transactions;
+mod world;
 
 use std::sync::Arc;
 

@@ -25,16 +25,17 @@ impl PostgresStore {
         inner.connections.query(place, &inner.names.fill(sql), params).await
     }
 
-    /// [`Self::query`] under a lease: the statement has its fence.
+    /// [`Self::query`] under a lease: the statement has its fence, and is `Fenced` also when another
+    /// copy of the database answers than the one that granted the lease.
     pub(crate) async fn query_under(
         &self,
         place: &'static str,
-        _lease: &HeldLease,
+        lease: &HeldLease,
         sql: &str,
         params: &[Param<'_>],
     ) -> Result<Vec<Row>> {
         let inner = &*self.inner;
-        inner.connections.query(place, &inner.names.fill(sql), params).await
+        inner.connections.query_under(place, lease, &inner.names.fill(sql), params).await
     }
 
     /// Runs `work` in one transaction on a connection of the store's own, commits it when `work`

@@ -1,9 +1,13 @@
 //! The store against real servers, PostgreSQL 15 and 18.
 
 mod by_sql;
+mod connections;
 mod cut;
+mod failover;
 mod inbox;
 mod leases;
+mod pooler;
 mod progress;
 mod race;
 mod support;
+mod tls;
