@@ -17,43 +17,43 @@ use tokio::task::JoinHandle;
 use tokio_postgres::{Client, NoTls};
 
 /// Where a reader stands, and where a record does.
-type Place = (i64, i64);
+pub(super) type Place = (i64, i64);
 
-const START: Place = (0, 0);
+pub(super) const START: Place = (0, 0);
 
 /// Holds a statement back until the lock of that number is free.
 const GATE: &str =
     "CREATE FUNCTION gate(number bigint) RETURNS bytea LANGUAGE plpgsql VOLATILE AS $$
     BEGIN PERFORM pg_advisory_xact_lock_shared(number); RETURN 'late'; END $$";
 
-fn unchanged(sql: String) -> String {
+pub(super) fn unchanged(sql: String) -> String {
     sql
 }
 
 /// Replaces a part of the SQL that must be there.
-fn mutate(sql: &str, part: &str, by: &str) -> String {
+pub(super) fn mutate(sql: &str, part: &str, by: &str) -> String {
     assert!(sql.contains(part), "the SQL has no {part:?} any more; correct the mutation");
     sql.replace(part, by)
 }
 
 /// An outbox of two partitions and a session that reads and prunes.
-struct World {
-    database: Database,
-    session: Client,
+pub(super) struct World {
+    pub(super) database: Database,
+    pub(super) session: Client,
 }
 
-async fn connect(database: &Database) -> Client {
+pub(super) async fn connect(database: &Database) -> Client {
     let (client, connection) =
         tokio_postgres::connect(&database.url(), NoTls).await.expect("connect");
     tokio::spawn(connection);
     client
 }
 
-async fn run(session: &Client, sql: &str) {
+pub(super) async fn run(session: &Client, sql: &str) {
     session.batch_execute(sql).await.expect(sql);
 }
 
-async fn insert(session: &Client, payload: &str) {
+pub(super) async fn insert(session: &Client, payload: &str) {
     let sql = format!(
         "INSERT INTO postrider.outbox (key, topic, type, payload)
          VALUES ('k{payload}', 't', 'T', '{payload}')"
@@ -62,15 +62,18 @@ async fn insert(session: &Client, payload: &str) {
 }
 
 /// What one prune answered.
-struct Pruned {
-    horizon: Place,
+pub(super) struct Pruned {
+    pub(super) horizon: Place,
     more: bool,
     segments: Vec<i32>,
 }
 
 impl World {
     async fn new(version: Version, change: impl Fn(String) -> String) -> Self {
-        let database = shared(version).expect("a server");
+        Self::on(shared(version).expect("a server"), change).await
+    }
+
+    pub(super) async fn on(database: Database, change: impl Fn(String) -> String) -> Self {
         let options = PostgresOptions::new(database.url()).partitions(2);
         let session = connect(&database).await;
         session.batch_execute(&change(schema_sql(&options))).await.expect("the SQL is valid");
@@ -78,21 +81,25 @@ impl World {
         Self { database, session }
     }
 
-    async fn session(&self) -> Client {
+    pub(super) async fn session(&self) -> Client {
         connect(&self.database).await
     }
 
-    async fn tick(&self) {
+    pub(super) async fn tick(&self) {
         run(&self.session, "SELECT postrider.outbox_tick(0)").await;
     }
 
     /// Everything after a place and where it ends, or the code of the refusal.
-    async fn read(&self, after: Place, rows: i32) -> Result<(Vec<(Place, String)>, Place), String> {
+    pub(super) async fn read(
+        &self,
+        after: Place,
+        rows: i32,
+    ) -> Result<(Vec<(Place, String)>, Place), String> {
         read(&self.session, after, rows).await
     }
 
     /// Cuts the feed and reads all of it.
-    async fn read_all(&self, after: &mut Place) -> Vec<String> {
+    pub(super) async fn read_all(&self, after: &mut Place) -> Vec<String> {
         self.tick().await;
         let (records, end) = self.read(*after, 10_000).await.expect("readable");
         *after = end;
@@ -100,7 +107,7 @@ impl World {
     }
 
     /// Writes a consumer's checkpoint in one partition.
-    async fn advance(&self, consumer: &str, partition: &str, (stamp, seq): Place) {
+    pub(super) async fn advance(&self, consumer: &str, partition: &str, (stamp, seq): Place) {
         let sql = "INSERT INTO postrider.checkpoint AS c (outbox, consumer, partition, position)
             VALUES ('outbox', $1, $2, int8send($3) || int8send($4))
             ON CONFLICT (outbox, consumer, partition) DO UPDATE SET position = excluded.position
@@ -109,12 +116,12 @@ impl World {
         written.expect("a checkpoint");
     }
 
-    async fn pass(&self, consumer: &str, place: Place) {
+    pub(super) async fn pass(&self, consumer: &str, place: Place) {
         self.advance(consumer, "0/2", place).await;
         self.advance(consumer, "1/2", place).await;
     }
 
-    async fn prune(&self, keep_ms: i64, most: i32) -> Pruned {
+    pub(super) async fn prune(&self, keep_ms: i64, most: i32) -> Pruned {
         let sql = "SELECT stamp, seq, more, segments FROM postrider.outbox_prune($1, $2)";
         let row = self.session.query_one(sql, &[&keep_ms, &most]).await.expect("pruned");
         Pruned { horizon: (row.get(0), row.get(1)), more: row.get(2), segments: row.get(3) }
@@ -126,7 +133,7 @@ impl World {
     }
 
     /// Prunes, and tries to empty all segments, also those that are not offered.
-    async fn prune_all(&self) -> i64 {
+    pub(super) async fn prune_all(&self) -> i64 {
         self.prune(0, 10_000).await;
         let mut events = 0;
         for segment in 0..16 {
@@ -135,11 +142,11 @@ impl World {
         events
     }
 
-    async fn number(&self, sql: &str) -> i64 {
+    pub(super) async fn number(&self, sql: &str) -> i64 {
         self.session.query_one(sql, &[]).await.expect(sql).get(0)
     }
 
-    async fn rows(&self) -> i64 {
+    pub(super) async fn rows(&self) -> i64 {
         self.number("SELECT count(*) FROM postrider.outbox").await
     }
 
@@ -781,7 +788,11 @@ impl Schedule {
 }
 
 /// Runs one schedule; returns how many events were pruned meanwhile.
-async fn random_schedule(version: Version, change: &dyn Fn(String) -> String, seed: u64) -> i64 {
+async fn random_schedule(
+    version: Version,
+    change: &(dyn Fn(String) -> String + Sync),
+    seed: u64,
+) -> i64 {
     let world = World::new(version, |sql| {
         // Segments that somebody has open are met often, and need not be waited for long here.
         change(mutate(&sql, "lock_timeout = '25ms'", "lock_timeout = '2ms'"))
@@ -809,5 +820,28 @@ async fn no_schedule_deletes_an_unsent_row() {
             pruned += random_schedule(version, &unchanged, seed).await;
         }
         assert!(pruned > 0, "{version:?}: nothing was ever pruned");
+    }
+}
+
+/// The schedules are rich enough to meet what each rule is for: without it, one of them loses.
+#[tokio::test]
+async fn without_any_one_rule_a_schedule_loses_a_row() {
+    for [part, by] in [
+        ["WHERE l.xid = e.x\n", "WHERE false\n"],
+        ["IF newest >= pg_snapshot_xmax(t.snap) THEN", "IF false THEN"],
+        ["t.stamp <= passed AND t.stamp", "passed > 0 AND t.stamp"],
+        ["(t.stamp < at_stamp OR at_seq > 0 AND t.seq_hi = at_seq)", "true"],
+    ] {
+        let mut lost = false;
+        for seed in 0..40 {
+            let schedule = tokio::spawn(async move {
+                random_schedule(Version::V15, &|sql| mutate(&sql, part, by), seed).await
+            });
+            lost = schedule.await.is_err();
+            if lost {
+                break;
+            }
+        }
+        assert!(lost, "no schedule meets what {part:?} is for");
     }
 }
