@@ -387,13 +387,13 @@ BEGIN
     FOR name IN SELECT p.oid::regprocedure::text FROM pg_proc p
         WHERE p.pronamespace = to_regnamespace({schema_ident_text})
             AND p.proname IN (SELECT release_table.outbox || '_' || x FROM unnest(ARRAY['tick',
-                'due', 'read', 'place', 'raise', 'passed', 'forgettable', 'prune', 'empty',
-                'prunable', 'drawing']) AS x)
+                'read', 'raise', 'passed', 'prune', 'empty', 'prunable', 'drawing']) AS x)
     LOOP
         EXECUTE 'DROP FUNCTION ' || name;
     END LOOP;
-    EXECUTE format('DROP TABLE %1$s.%2$I; DROP TABLE IF EXISTS %1$s.%3$I', {schema_ident_text},
-        outbox || '_tick', outbox || '_candidate');
+    -- With the functions that take or return a tick.
+    EXECUTE format('DROP TABLE %1$s.%2$I CASCADE; DROP TABLE IF EXISTS %1$s.%3$I',
+        {schema_ident_text}, outbox || '_tick', outbox || '_candidate');
     DELETE FROM {schema}.lease l WHERE l.outbox = release_table.outbox;
     DELETE FROM {schema}.relay r WHERE r.outbox = release_table.outbox;
     DELETE FROM {schema}.checkpoint c WHERE c.outbox = release_table.outbox;

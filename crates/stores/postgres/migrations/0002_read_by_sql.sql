@@ -201,8 +201,19 @@ BEGIN
             WHEN r.key IS NULL OR r.key = '' THEN 0
             ELSE {schema}.partition_of(r.key, g.partitions) END;
         given := given + 1;
-        RETURN QUERY SELECT {schema}.position_text(r.stamp, r.seq), r.id, r.key, r.topic, r.type,
-            r.content_type, r.headers::json, r.payload, to_timestamp(r.at_ms / 1000.0);
+        "position" := {schema}.position_text(r.stamp, r.seq);
+        id := r.id; key := r.key; topic := r.topic; type := r.type; payload := r.payload;
+        content_type := r.content_type; appended_at := to_timestamp(r.at_ms / 1000.0);
+        headers := NULL;
+        IF r.headers IS NOT NULL THEN
+            BEGIN
+                headers := r.headers::json;
+            EXCEPTION WHEN data_exception THEN
+                -- Of an adopted table. The record is handed over without them.
+                headers := NULL;
+            END;
+        END IF;
+        RETURN NEXT;
         IF given >= max THEN
             RETURN;
         END IF;
@@ -210,8 +221,10 @@ BEGIN
         origin.seq := r.seq;
     END LOOP;
     IF (stamp, seq) > (origin.stamp, origin.seq) THEN
-        RETURN QUERY SELECT {schema}.position_text(stamp, seq), NULL::uuid, NULL, NULL, NULL, NULL,
-            NULL::json, NULL::bytea, NULL::timestamptz;
+        "position" := {schema}.position_text(stamp, seq);
+        id := NULL; key := NULL; topic := NULL; type := NULL; payload := NULL; headers := NULL;
+        content_type := NULL; appended_at := NULL;
+        RETURN NEXT;
     ELSIF ended AND given = 0 THEN
         RAISE EXCEPTION 'partition % of % has ended', partition, g.partitions
             USING ERRCODE = 'PR005', HINT = (

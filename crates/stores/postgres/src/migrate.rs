@@ -20,6 +20,7 @@ const OF_SCHEMA: &[&str] = &[
     include_str!("../migrations/0002_read_by_sql.sql"),
     include_str!("../migrations/0002_serialised_writers.sql"),
     include_str!("../migrations/0002_adopted_table.sql"),
+    include_str!("../migrations/0002_any_table.sql"),
 ];
 
 /// What each outbox has. In order; a version is the place in this list, from 1.

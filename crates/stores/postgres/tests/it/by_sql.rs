@@ -4,6 +4,8 @@
 //! `read_feed`. What does not: the cut itself (`cut.rs`).
 //! Invariant: what the guide shows is what the server answers.
 
+#![expect(clippy::disallowed_methods, reason = "sessions and writers end with their test")]
+
 use std::process::Command;
 
 use postrider_servers::postgres::{Database, Version, shared};

@@ -1,5 +1,7 @@
 //! The store against real servers, PostgreSQL 15 and 18.
 
+mod adopted;
+mod any_table;
 mod by_sql;
 mod connections;
 mod cut;
@@ -9,5 +11,6 @@ mod leases;
 mod pooler;
 mod progress;
 mod race;
+mod serialised;
 mod support;
 mod tls;
