@@ -34,6 +34,8 @@ pub struct StoreFeatures {
     pub documents: Supports,
     /// Whether its partitions can be raised; one whose can't answers `Unsupported`.
     pub raising: Supports,
+    /// What it deletes at a time.
+    pub pruning: Prunes,
 }
 
 /// How many transactions may append at once.
@@ -43,6 +45,16 @@ pub enum Writers {
     Concurrent,
     /// One: the next begins when it has ended.
     OneAtATime,
+}
+
+/// What retention deletes at a time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Prunes {
+    /// Single events: all that every consumer has passed.
+    Events,
+    /// Whole stretches of the outbox, once every consumer has passed all of one. What is appended
+    /// between two prunes lies in one.
+    Segments,
 }
 
 /// Whether a capability is there.

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use futures_util::future::BoxFuture;
-use postrider_conformance::store::{StoreFeatures, StoreHarness, Supports, Writers};
+use postrider_conformance::store::{Prunes, StoreFeatures, StoreHarness, Supports, Writers};
 use postrider_core::{EventId, NewEvent, Result};
 use postrider_servers::postgres::Version;
 use postrider_store_postgres::{OnDuplicate, PostgresStore, postgres_error};
@@ -98,6 +98,7 @@ impl<const VERSION: u32> StoreHarness for PostgresHarness<VERSION> {
             writers: Writers::Concurrent,
             documents: Supports::Yes,
             raising: Supports::Yes,
+            pruning: Prunes::Segments,
         }
     }
 
