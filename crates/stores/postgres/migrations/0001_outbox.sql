@@ -194,7 +194,7 @@ $body$;
 CREATE FUNCTION {schema}.{outbox_due}(p {schema}.{outbox_tick}) RETURNS boolean
 LANGUAGE plpgsql VOLATILE AS $body$
 BEGIN
-    RETURN pg_sequence_last_value({outbox_seq_text}::regclass) > p.seq_hi
+    RETURN coalesce(pg_sequence_last_value({outbox_seq_text}::regclass), 0) > p.seq_hi
         OR (SELECT max(number) FROM {schema}.generation WHERE outbox = {outbox_text}) > p.generation
         OR (SELECT system_identifier FROM pg_control_system()) <> p.system
         OR EXISTS (SELECT FROM unnest({schema}.{outbox_ended}(p, pg_current_snapshot())) AS e (x)

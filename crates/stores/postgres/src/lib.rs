@@ -6,6 +6,7 @@
 
 mod address;
 mod adopted;
+mod advice;
 mod append;
 #[cfg(feature = "sqlx")]
 mod append_sqlx;
