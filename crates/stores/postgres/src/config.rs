@@ -197,6 +197,11 @@ fn check_name(what: &str, name: &str, most: usize) -> Result<()> {
     if name.chars().any(char::is_control) {
         return Err(Error::permanent(format!("{what}: the name has a control character")));
     }
+    if name.matches('$').count() > 1 {
+        return Err(Error::permanent(format!(
+            "{what}: the name has $ twice; SQL takes what is between them for a quotation mark"
+        )));
+    }
     if what == "schema" && name.starts_with("pg_") {
         return Err(Error::permanent("schema: PostgreSQL keeps names that begin with pg_"));
     }

@@ -12,7 +12,7 @@ use tokio_postgres::types::Type;
 use crate::config::{PayloadType, PostgresOptions};
 use crate::connections::Connections;
 use crate::error::failed;
-use crate::names::{Names, literal};
+use crate::names::Names;
 
 /// What all outboxes of a schema share. In order; a version is the place in this list, from 1.
 const OF_SCHEMA: &[&str] = &[
@@ -21,6 +21,7 @@ const OF_SCHEMA: &[&str] = &[
     include_str!("../migrations/0002_serialised_writers.sql"),
     include_str!("../migrations/0002_adopted_table.sql"),
     include_str!("../migrations/0002_any_table.sql"),
+    include_str!("../migrations/0002_roles.sql"),
 ];
 
 /// What each outbox has. In order; a version is the place in this list, from 1.
@@ -46,6 +47,9 @@ CREATE TABLE IF NOT EXISTS {schema}.migration (
 );
 ";
 
+/// Ends every migration: roles have what they were granted, of the new tables and functions too.
+const GRANTS: &str = "DO $do$ BEGIN PERFORM {schema}.apply_grants(); END $do$;\n";
+
 /// All SQL that opening runs on a database without the tables, for review. It may be run by hand.
 pub fn schema_sql(options: &PostgresOptions) -> String {
     let names = Names::new(&options.schema, &options.outbox, options.payload);
@@ -56,6 +60,7 @@ pub fn schema_sql(options: &PostgresOptions) -> String {
             text.push_str(&step(&names, part, version, sql, options.partitions));
         }
     }
+    text.push_str(&names.fill(GRANTS));
     text.push_str("COMMIT;\n");
     text
 }
@@ -71,9 +76,10 @@ fn step(names: &Names, part: &str, version: i32, sql: &str, partitions: u32) -> 
         )));
     }
     text.push_str(&names.fill(sql));
+    // Not the name itself: it may hold what looks like a placeholder.
+    let part = if part.is_empty() { "''" } else { "{outbox_text}" };
     text.push_str(&names.fill(&format!(
-        "INSERT INTO {{schema}}.migration (part, version) VALUES ({}, {version});\n",
-        literal(part)
+        "INSERT INTO {{schema}}.migration (part, version) VALUES ({part}, {version});\n"
     )));
     text
 }
@@ -251,5 +257,5 @@ async fn apply(tx: &Transaction<'_>, names: &Names, found: &Found, partitions: u
             tx.batch_execute(&sql).await.map_err(failed(place))?;
         }
     }
-    Ok(())
+    tx.batch_execute(&names.fill(GRANTS)).await.map_err(failed(place))
 }
