@@ -203,35 +203,62 @@ async fn a_late_commit_is_not_skipped() {
     }
 }
 
-/// Draws a number, is prepared while a cut waits for it, and commits later.
+/// Draws a number, is prepared while a cut waits for it, survives a restart under another name, and
+/// commits later.
 #[tokio::test]
 async fn a_cut_waits_for_a_transaction_that_is_prepared_meanwhile() {
     for version in Version::ALL {
-        let database = database(version);
+        let server = Options::new(version).launch().expect("a server");
+        let database = server.create_database().expect("a database");
+        let sql = schema_sql(&PostgresOptions::new(database.url()));
+        database.psql(&sql).expect("the SQL is valid");
         let (elder, other) = (session(&database.url()).await, session(&database.url()).await);
         other.batch_execute(TABLE).await.expect("a table");
         other.batch_execute(Mode::Ripe.adopt()).await.expect("adopt");
         let mut follower = Follower::new(store(&database).await);
         // The number first, the transaction's id much later.
-        elder
-            .batch_execute("BEGIN; SELECT nextval('app.outboxevent_number_seq')")
-            .await
-            .expect("draw");
+        let draw = "BEGIN; SELECT nextval('app.outboxevent_number_seq')";
+        elder.batch_execute(draw).await.expect("draw");
         other.batch_execute(&insert(1, "other")).await.expect("insert");
         assert_eq!(follower.payloads().await.expect("read"), [""; 0]);
-        elder
-            .batch_execute(
-                "INSERT INTO app.outboxevent (number, aggregatetype, aggregateid, type, payload)
+        let prepare =
+            "INSERT INTO app.outboxevent (number, aggregatetype, aggregateid, type, payload)
             VALUES (currval('app.outboxevent_number_seq'), 'order', 'order-1', 'T', '\"elder\"');
-            PREPARE TRANSACTION 'p'",
-            )
-            .await
-            .expect("prepare");
+            PREPARE TRANSACTION 'p'";
+        elder.batch_execute(prepare).await.expect("prepare");
+        assert_eq!(follower.payloads().await.expect("read"), [""; 0]);
+        let server = tokio::task::spawn_blocking(move || {
+            server.restart(Shutdown::Fast).expect("restart");
+            server
+        });
+        let _server = server.await.expect("no panic");
+        let mut follower = Follower::new(store(&database).await);
         for _ in 0..3 {
             assert_eq!(follower.payloads().await.expect("read"), [""; 0]);
         }
-        elder.batch_execute("COMMIT PREPARED 'p'").await.expect("commit");
+        let other = session(&database.url()).await;
+        other.batch_execute("COMMIT PREPARED 'p'").await.expect("commit");
         assert_eq!(follower.wait_for(2).await, ["elder", "other"]);
+    }
+}
+
+/// A transaction that began after the adoption's ends before it: the cut must not take the rows of
+/// before for ones that were read already.
+#[tokio::test]
+async fn rows_from_before_come_also_when_younger_transactions_end_first() {
+    for version in Version::ALL {
+        let database = database(version);
+        let (adopting, other) = (session(&database.url()).await, session(&database.url()).await);
+        adopting.batch_execute(TABLE).await.expect("a table");
+        adopting.batch_execute(&insert(1, "before")).await.expect("insert");
+        adopting.batch_execute("BEGIN; SELECT pg_current_xact_id()").await.expect("begin");
+        other.batch_execute("CREATE TABLE elsewhere ()").await.expect("a younger transaction");
+        adopting.batch_execute(Mode::Columns.adopt()).await.expect("adopt");
+        adopting.batch_execute("COMMIT").await.expect("commit");
+        let mut follower = Follower::new(store(&database).await);
+        assert_eq!(follower.wait_for(1).await, ["before"]);
+        other.batch_execute(&insert(1, "after")).await.expect("insert");
+        assert_eq!(follower.wait_for(1).await, ["after"]);
     }
 }
 
