@@ -12,8 +12,8 @@ use std::time::Duration;
 
 use super::dead_letters::{letter, requeue_all};
 use super::{
-    PAST_SHORT_TTL, SHORT_TTL, StoreHarness, TTL, advance, append, lease, partition, read_all,
-    superseded_lease,
+    PAST_SHORT_TTL, Prunes, SHORT_TTL, StoreHarness, TTL, advance, append, lease, partition,
+    read_all, superseded_lease,
 };
 use crate::samples::{WHOLE, consumer, event};
 
@@ -86,13 +86,15 @@ pub async fn a_stale_lease_cannot_prune<H: StoreHarness>() {
     let (store, only) = (harness.store(), partition(0, 1));
     let records = read_all(&*store, &only).await;
     let (old, new) = superseded_lease(&harness, &only).await;
-    advance(&harness, &new, &consumer("sink"), &records[1].position, 2).await;
+    // Others may never prune the last one; a whole segment goes with it alone.
+    let last = if harness.features().pruning == Prunes::Segments { 2 } else { 1 };
+    advance(&harness, &new, &consumer("sink"), &records[last].position, 2).await;
     harness.pass_time(PAST_SHORT_TTL).await;
     let policy = RetentionPolicy { keep: Duration::ZERO, batch: 10, dry_run: false };
     assert_fenced(store.prune(Some(&old), &policy).await.map(drop));
     assert_eq!(read_all(&*store, &only).await.len(), 3);
     let pruned = store.prune(Some(&new), &policy).await.expect("the holder may prune");
-    assert_eq!(pruned.events, 2);
+    assert_eq!(pruned.events, last as u64 + 1);
 }
 
 /// A holder whose lease ran out unnoticed may finish its write while no other has the lease: its
