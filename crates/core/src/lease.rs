@@ -91,6 +91,24 @@ pub enum Renewal {
     Lost,
 }
 
+/// What a relay at rest has to know, besides its leases.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct News {
+    /// The group's live relays, as [`Leases::join`] lists them.
+    pub relays: Vec<RelayId>,
+    /// Whether there is any `Requeued` dead letter, of whatever consumer.
+    pub requeued: bool,
+}
+
+/// The answer to a heartbeat.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Heartbeat {
+    /// One for each lease, in order.
+    pub renewals: Vec<Renewal>,
+    /// Nothing where the store can't tell in the same round trip: then ask for each.
+    pub news: Option<News>,
+}
+
 /// One lease as `status` shows it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LeaseInfo {
@@ -128,6 +146,19 @@ pub trait Leases: Send + Sync {
     /// Renews several leases in one round trip; one answer for each, in order. An expired lease
     /// that nobody took is renewed: its epoch is still the highest.
     async fn renew(&self, leases: &[&HeldLease], ttl: Duration) -> Result<Vec<Renewal>>;
+
+    /// Renews as [`renew`](Self::renew) does, and tells in the same round trip what else a relay at
+    /// rest would have to ask for, so that waiting costs one statement for each renewal. With news,
+    /// the leases' holders stay on the list of live relays for another `ttl`; one that has left is
+    /// not put back.
+    async fn heartbeat(
+        &self,
+        _group: &GroupName,
+        leases: &[&HeldLease],
+        ttl: Duration,
+    ) -> Result<Heartbeat> {
+        Ok(Heartbeat { renewals: self.renew(leases, ttl).await?, news: None })
+    }
 
     /// Frees the lease at once. Releasing a lost one does nothing.
     async fn release(&self, lease: &HeldLease) -> Result<()>;

@@ -42,7 +42,7 @@ pub use event::{Event, EventId, Headers, NewEvent, NewEventBuilder};
 pub use feed::{Feed, FeedPage};
 pub use feed_source::{FeedSource, PollInterval};
 pub use key::Key;
-pub use lease::{Acquired, Epoch, HeldLease, LeaseInfo, Leases, Renewal};
+pub use lease::{Acquired, Epoch, Heartbeat, HeldLease, LeaseInfo, Leases, News, Renewal};
 pub use names::{ConsumerName, ContentType, EventType, GroupName, RelayId, Topic};
 pub use partition::{PartitionId, key_hash};
 pub use position::Position;

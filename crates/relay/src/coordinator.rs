@@ -16,7 +16,7 @@ use postrider_core::{
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-use crate::keeper::{Book, Held, Keeping};
+use crate::keeper::{Book, Held, Keeping, LatestNews};
 use crate::options::RelayOptions;
 use crate::status::RelayStatus;
 use crate::trust::Trust;
@@ -30,6 +30,10 @@ const HOLDING_POLL: Duration = Duration::from_millis(250);
 const TELL_AGAIN_AFTER: Duration = Duration::from_secs(60);
 /// Shortest time between two looks at the live relays.
 const JOIN_AT_MOST_EVERY: Duration = Duration::from_millis(100);
+
+/// A relay that holds every partition lists them at least this often. While none of its workers
+/// ends there can be no other: a partition is taken over by others only when it has ended.
+const LIST_AT_LEAST_EVERY: Duration = Duration::from_secs(60);
 
 /// Why a worker ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -61,11 +65,13 @@ pub(crate) struct Coordinator {
     work: Arc<dyn Work>,
     status: RelayStatus,
     book: Arc<Book>,
+    news: Arc<LatestNews>,
     workers: JoinSet<(PartitionId, WorkExit)>,
     stops: HashMap<PartitionId, CancellationToken>,
     members: Vec<RelayId>,
     partitions: Vec<PartitionId>,
     joined_at: Option<Duration>,
+    listed_at: Duration,
     /// Partitions whose lease was lost just now, and when to ask for them again.
     resting: HashMap<PartitionId, Duration>,
     /// What was last said about the database's trouble, and when.
@@ -80,6 +86,7 @@ impl Coordinator {
         work: Arc<dyn Work>,
         status: RelayStatus,
     ) -> Self {
+        let news = Arc::new(LatestNews::new(&options));
         Self {
             store,
             clock,
@@ -87,11 +94,13 @@ impl Coordinator {
             work,
             status,
             book: Arc::default(),
+            news,
             workers: JoinSet::new(),
             stops: HashMap::new(),
             members: Vec::new(),
             partitions: Vec::new(),
             joined_at: None,
+            listed_at: Duration::ZERO,
             resting: HashMap::new(),
             told: None,
         }
@@ -101,7 +110,9 @@ impl Coordinator {
         Keeping {
             store: Arc::clone(&self.store),
             clock: Arc::clone(&self.clock),
+            group: self.options.group.clone(),
             book: Arc::clone(&self.book),
+            news: Arc::clone(&self.news),
             ttl: self.options.lease_ttl,
             renew_every: self.options.renew_every(),
             trust_window: self.options.trust_window(),
@@ -187,7 +198,10 @@ impl Coordinator {
     async fn look_around(&mut self, stop: &CancellationToken) -> Result<Duration> {
         let now = self.clock.elapsed();
         let due = self.joined_at.is_none_or(|at| now >= at + self.options.renew_every());
-        if due {
+        let heard = self.heard(now);
+        if let Some(members) = heard.filter(|members| due || *members != self.members) {
+            self.meet(members, now).await?;
+        } else if due {
             self.join(now).await?;
         }
         if self.stops.len() >= self.partitions.len() {
@@ -209,10 +223,25 @@ impl Coordinator {
         Ok(STANDBY_POLL)
     }
 
+    /// The live relays as the keeper has heard, if that was lately and this one is among them.
+    fn heard(&self, now: Duration) -> Option<Vec<RelayId>> {
+        let relays = self.news.get(now)?.relays;
+        relays.contains(&self.options.relay).then_some(relays)
+    }
+
     async fn join(&mut self, now: Duration) -> Result<()> {
         let options = &self.options;
-        self.members = self.store.join(&options.group, &options.relay, options.lease_ttl).await?;
-        self.partitions = self.work.partitions().await?;
+        let members = self.store.join(&options.group, &options.relay, options.lease_ttl).await?;
+        self.meet(members, now).await
+    }
+
+    async fn meet(&mut self, members: Vec<RelayId>, now: Duration) -> Result<()> {
+        self.members = members;
+        let settled = self.joined_at.is_some() && self.stops.len() >= self.partitions.len();
+        if !settled || now >= self.listed_at + LIST_AT_LEAST_EVERY {
+            self.partitions = self.work.partitions().await?;
+            self.listed_at = now;
+        }
         self.joined_at = Some(now);
         self.give_back();
         Ok(())
@@ -266,7 +295,7 @@ impl Coordinator {
         };
         tracing::info!(%partition, epoch = lease.epoch().get(), "lease acquired");
         let trust = Arc::new(Trust::new(asked_at + options.trust_window()));
-        let held = Held { lease, trust };
+        let held = Held { lease, trust, news: Arc::clone(&self.news) };
         self.book.add(held.clone());
         // The relay's own stop reaches the worker also while the database keeps us waiting here.
         let stop = stop.child_token();

@@ -1,26 +1,55 @@
 //! Keeps leases alive.
 //!
-//! What lives here: the book of held leases and the task that renews them. What does not: taking
-//! and giving up leases (`coordinator.rs`).
+//! What lives here: the book of held leases, the task that renews them, and the news that its
+//! heartbeat brings. What does not: taking and giving up leases (`coordinator.rs`).
 //! Invariant: a lease's trust ends before the lease does, because it counts from before the renewal
-//! was sent.
+//! was sent; so does the age of news.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use postrider_core::{
-    Clock, Error, ErrorKind, HeldLease, PartitionId, RelayStore, Renewal, Result,
+    Clock, Error, ErrorKind, GroupName, Heartbeat, HeldLease, News, PartitionId, RelayStore,
+    Renewal, Result,
 };
 use tokio_util::sync::CancellationToken;
 
 use crate::options::{Keeper, RelayOptions};
 use crate::trust::Trust;
 
-/// A lease and how long it may be believed in.
+/// A lease, how long it may be believed in, and what its renewals bring along.
 #[derive(Clone)]
 pub(crate) struct Held {
     pub(crate) lease: Arc<HeldLease>,
     pub(crate) trust: Arc<Trust>,
+    pub(crate) news: Arc<LatestNews>,
+}
+
+/// What the last heartbeat told. A store that tells nothing leaves it empty, and whoever wants to
+/// know asks the store.
+pub(crate) struct LatestNews {
+    told: Mutex<Option<(Duration, News)>>,
+    /// Older than this it is nothing to go by.
+    fresh_for: Duration,
+}
+
+impl LatestNews {
+    pub(crate) fn new(options: &RelayOptions) -> Self {
+        // The next one is on its way when one is `renew_every` old, and may take as long.
+        Self { told: Mutex::default(), fresh_for: options.renew_every() * 2 }
+    }
+
+    fn note(&self, asked_at: Duration, news: Option<News>) {
+        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
+        *told = news.map(|news| (asked_at, news));
+    }
+
+    /// What was told, if it is fresh.
+    pub(crate) fn get(&self, now: Duration) -> Option<News> {
+        let told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
+        let fresh = |(at, _): &&(Duration, News)| now.saturating_sub(*at) <= self.fresh_for;
+        told.as_ref().filter(fresh).map(|(_, news)| news.clone())
+    }
 }
 
 /// The leases that are to be renewed.
@@ -47,7 +76,9 @@ impl Book {
 pub(crate) struct Keeping {
     pub(crate) store: Arc<dyn RelayStore>,
     pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) group: GroupName,
     pub(crate) book: Arc<Book>,
+    pub(crate) news: Arc<LatestNews>,
     pub(crate) ttl: Duration,
     pub(crate) renew_every: Duration,
     pub(crate) trust_window: Duration,
@@ -113,8 +144,11 @@ async fn renew(keeping: &Keeping) -> Result<()> {
     }
     let asked_at = keeping.clock.elapsed();
     let leases: Vec<&HeldLease> = held.iter().map(|held| &*held.lease).collect();
-    let answers = match keeping.store.renew(&leases, keeping.ttl).await {
-        Ok(answers) => answers,
+    let answers = match keeping.store.heartbeat(&keeping.group, &leases, keeping.ttl).await {
+        Ok(Heartbeat { renewals, news }) => {
+            keeping.news.note(asked_at, news);
+            renewals
+        }
         Err(error) if error.kind() == ErrorKind::Fenced => vec![Renewal::Lost; held.len()],
         Err(error) => return Err(error),
     };

@@ -210,6 +210,7 @@ impl RelayWork {
                 consumer: options.name.clone(),
             },
             trust: Arc::clone(&held.trust),
+            news: Arc::clone(&held.news),
             options: options.clone(),
             budget_bytes: share.max(MIN_SHARE_BYTES.min(options.budget_bytes)),
             drain_timeout: self.options.drain_timeout,

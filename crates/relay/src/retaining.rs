@@ -72,7 +72,8 @@ async fn round(
         let answer = keeping.store.acquire(group, leader, relay, keeping.ttl).await?;
         let Acquired::Held(lease) = answer else { return Ok(()) };
         let trust = Arc::new(Trust::new(now + keeping.trust_window));
-        let fresh = Held { lease: Arc::new(lease), trust };
+        let news = Arc::clone(&keeping.news);
+        let fresh = Held { lease: Arc::new(lease), trust, news };
         keeping.book.add(fresh.clone());
         *held = Some(fresh);
     }

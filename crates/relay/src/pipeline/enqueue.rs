@@ -95,6 +95,7 @@ impl Pipeline {
     /// Queues the writing of letters. Their records are settled once it is done.
     pub(super) fn park(&mut self, letters: Vec<NewDeadLetter>, seqs: Vec<u64>, key: Option<Key>) {
         self.parkings += 1;
+        self.at_rest = false;
         let blocks = |letter: &&NewDeadLetter| letter.state != DeadLetterState::Skipped;
         self.blocking += letters.iter().filter(blocks).count() as u64;
         if let Some(key) = &key {
@@ -146,6 +147,9 @@ impl Pipeline {
             return;
         }
         self.look_at(now + RELEASE_EVERY);
+        if self.at_rest && self.set.news.get(now).is_some_and(|news| !news.requeued) {
+            return;
+        }
         self.looked_at = now;
         let desk = self.set.desk.clone();
         self.parkings_at_release = self.parkings;
@@ -181,9 +185,11 @@ impl Pipeline {
                 return;
             }
         };
-        if self.parkings == self.parkings_at_release {
+        let unchanged = self.parkings == self.parkings_at_release;
+        if unchanged {
             self.blocking = blocking;
         }
+        self.at_rest = unchanged && blocking == 0 && letters.is_empty();
         if !letters.is_empty() {
             // The next page follows as soon as this one is settled.
             self.release_at = Duration::ZERO;

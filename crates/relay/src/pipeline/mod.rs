@@ -29,6 +29,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::failpoint::failpoint;
 use crate::health::Health;
+use crate::keeper::LatestNews;
 use crate::lanes::{Chains, Item, LaneId, Lanes, Origin};
 use crate::options::SinkOptions;
 use crate::reading::{self, ReadFrom, Reading};
@@ -55,6 +56,7 @@ pub(crate) struct Setting {
     pub(crate) sink: Arc<dyn Sink>,
     pub(crate) desk: Desk,
     pub(crate) trust: Arc<Trust>,
+    pub(crate) news: Arc<LatestNews>,
     pub(crate) options: SinkOptions,
     /// This partition's share of the sink's budget.
     pub(crate) budget_bytes: usize,
@@ -128,6 +130,9 @@ pub(crate) struct Pipeline {
     /// Grows with each parking, so that a count read before it is not believed.
     parkings: u64,
     parkings_at_release: u64,
+    /// The last look found nothing that holds a key back, and nothing was parked since: until a
+    /// person requeues a letter there is nothing to look for.
+    at_rest: bool,
     /// Grows as letters leave memory, so that a page read before it is not believed.
     letters_ended: u64,
     ended_at_release: u64,
@@ -226,6 +231,7 @@ impl Pipeline {
             blocking,
             parkings: 0,
             parkings_at_release: 0,
+            at_rest: false,
             letters_ended: 0,
             ended_at_release: 0,
             release_at: now,

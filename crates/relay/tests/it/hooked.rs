@@ -9,9 +9,9 @@ use std::time::Duration;
 use async_trait::async_trait;
 use postrider_core::{
     Acquired, BatchLimit, Checkpoint, Checkpoints, ConsumerName, ConsumerProgress, DeadLetter,
-    DeadLetterFilter, DeadLetterId, DeadLetterState, DeadLetters, Error, GroupName, HeldLease, Key,
-    LeaseInfo, Leases, NewDeadLetter, PartitionId, Position, Pruned, RelayId, Renewal, Result,
-    Retention, RetentionPolicy, Successor, Tally,
+    DeadLetterFilter, DeadLetterId, DeadLetterState, DeadLetters, Error, GroupName, Heartbeat,
+    HeldLease, Key, LeaseInfo, Leases, NewDeadLetter, News, PartitionId, Position, Pruned, RelayId,
+    Renewal, Result, Retention, RetentionPolicy, Successor, Tally,
 };
 use postrider_store_memory::MemoryStore;
 
@@ -24,6 +24,8 @@ pub(crate) enum Call {
     Released,
     /// Listing the leases, which the coordinator does again and again.
     Leases,
+    Heartbeat,
+    Other(&'static str),
 }
 
 /// What a call meets before its answer goes out: how long it waits, and whether it fails.
@@ -32,6 +34,14 @@ pub(crate) type Hook = dyn Fn(Call) -> (Duration, Option<Error>) + Send + Sync;
 pub(crate) struct Hooked {
     pub(crate) inner: MemoryStore,
     pub(crate) hook: Arc<Hook>,
+    pub(crate) heartbeats: Heartbeats,
+}
+
+/// What a heartbeat brings along.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Heartbeats {
+    Bare,
+    WithNews,
 }
 
 impl Hooked {
@@ -52,10 +62,12 @@ impl Leases for Hooked {
         relay: &RelayId,
         ttl: Duration,
     ) -> Result<Vec<RelayId>> {
+        self.meet(Call::Other("join")).await?;
         self.inner.join(group, relay, ttl).await
     }
 
     async fn leave(&self, group: &GroupName, relay: &RelayId) -> Result<()> {
+        self.meet(Call::Other("leave")).await?;
         self.inner.leave(group, relay).await
     }
 
@@ -66,6 +78,7 @@ impl Leases for Hooked {
         relay: &RelayId,
         ttl: Duration,
     ) -> Result<Acquired> {
+        self.meet(Call::Other("acquire")).await?;
         self.inner.acquire(group, partition, relay, ttl).await
     }
 
@@ -73,7 +86,27 @@ impl Leases for Hooked {
         self.inner.renew(leases, ttl).await
     }
 
+    /// As a store that keeps the holders alive by it.
+    async fn heartbeat(
+        &self,
+        group: &GroupName,
+        leases: &[&HeldLease],
+        ttl: Duration,
+    ) -> Result<Heartbeat> {
+        self.meet(Call::Heartbeat).await?;
+        let renewals = self.inner.renew(leases, ttl).await?;
+        if self.heartbeats == Heartbeats::Bare {
+            return Ok(Heartbeat { renewals, news: None });
+        }
+        let relays = self.inner.join(group, leases[0].holder(), ttl).await?;
+        let requeued =
+            DeadLetterFilter { state: Some(DeadLetterState::Requeued), ..Default::default() };
+        let requeued = !self.inner.list(&requeued, None, 1).await?.is_empty();
+        Ok(Heartbeat { renewals, news: Some(News { relays, requeued }) })
+    }
+
     async fn release(&self, lease: &HeldLease) -> Result<()> {
+        self.meet(Call::Other("release")).await?;
         self.inner.release(lease).await
     }
 
@@ -101,6 +134,7 @@ impl Checkpoints for Hooked {
         to: &Position,
         tally: Tally,
     ) -> Result<()> {
+        self.meet(Call::Other("advance")).await?;
         self.inner.advance(lease, consumer, to, tally).await
     }
 
@@ -110,14 +144,17 @@ impl Checkpoints for Hooked {
         consumer: &ConsumerName,
         successors: &[Successor],
     ) -> Result<()> {
+        self.meet(Call::Other("finish")).await?;
         self.inner.finish(lease, consumer, successors).await
     }
 
     async fn progress(&self) -> Result<Vec<ConsumerProgress>> {
+        self.meet(Call::Other("progress")).await?;
         self.inner.progress().await
     }
 
     async fn remove_consumer(&self, consumer: &ConsumerName) -> Result<bool> {
+        self.meet(Call::Other("remove_consumer")).await?;
         self.inner.remove_consumer(consumer).await
     }
 }
@@ -145,6 +182,7 @@ impl DeadLetters for Hooked {
     }
 
     async fn blocking(&self, consumer: &ConsumerName, partition: &PartitionId) -> Result<u64> {
+        self.meet(Call::Other("blocking")).await?;
         self.inner.blocking(consumer, partition).await
     }
 
@@ -165,6 +203,7 @@ impl DeadLetters for Hooked {
         consumer: &ConsumerName,
         ids: &[DeadLetterId],
     ) -> Result<()> {
+        self.meet(Call::Other("resolve")).await?;
         self.inner.resolve(lease, consumer, ids).await
     }
 
@@ -176,6 +215,7 @@ impl DeadLetters for Hooked {
         reason: &str,
         attempts: u32,
     ) -> Result<()> {
+        self.meet(Call::Other("refuse")).await?;
         self.inner.refuse(lease, id, state, reason, attempts).await
     }
 
@@ -185,18 +225,22 @@ impl DeadLetters for Hooked {
         after: Option<DeadLetterId>,
         limit: usize,
     ) -> Result<Vec<DeadLetter>> {
+        self.meet(Call::Other("list")).await?;
         self.inner.list(filter, after, limit).await
     }
 
     async fn requeue(&self, filter: &DeadLetterFilter) -> Result<u64> {
+        self.meet(Call::Other("requeue")).await?;
         self.inner.requeue(filter).await
     }
 
     async fn skip(&self, filter: &DeadLetterFilter) -> Result<u64> {
+        self.meet(Call::Other("skip")).await?;
         self.inner.skip(filter).await
     }
 
     async fn discard(&self, filter: &DeadLetterFilter) -> Result<u64> {
+        self.meet(Call::Other("discard")).await?;
         self.inner.discard(filter).await
     }
 
@@ -206,6 +250,7 @@ impl DeadLetters for Hooked {
         partition: &PartitionId,
         position: &Position,
     ) -> Result<Option<DeadLetter>> {
+        self.meet(Call::Other("at")).await?;
         self.inner.at(consumer, partition, position).await
     }
 }
@@ -213,6 +258,7 @@ impl DeadLetters for Hooked {
 #[async_trait]
 impl Retention for Hooked {
     async fn prune(&self, lease: Option<&HeldLease>, policy: &RetentionPolicy) -> Result<Pruned> {
+        self.meet(Call::Other("prune")).await?;
         self.inner.prune(lease, policy).await
     }
 }

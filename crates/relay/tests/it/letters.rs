@@ -11,7 +11,7 @@ use postrider_core::{
 use postrider_relay::Relay;
 use postrider_sink_memory::Fault;
 
-use crate::hooked::{Call, Hook, Hooked};
+use crate::hooked::{Call, Heartbeats, Hook, Hooked};
 use crate::world::{KeptOpen, Running, World, start};
 
 const REFUSED: Fault = Fault::Refuse(ErrorKind::Permanent);
@@ -24,7 +24,7 @@ fn of_key(name: &str) -> DeadLetterFilter {
 fn hooked(world: &World, hook: Arc<Hook>) -> Running {
     let mut sink = World::sink_options();
     sink.budget_bytes = 4 * 1024 * 1024;
-    let store = Arc::new(Hooked { inner: world.store.clone(), hook });
+    let store = Arc::new(Hooked { inner: world.store.clone(), hook, heartbeats: Heartbeats::Bare });
     let relay = Relay::builder(world.source(), store, World::options("a"))
         .clock(Arc::clone(&world.clock))
         .sink(sink, Arc::new(KeptOpen(world.sink.clone())))

@@ -6,6 +6,7 @@ mod delivery;
 mod failures;
 mod groups;
 mod hooked;
+mod idle;
 mod letters;
 mod readiness;
 mod replaying;

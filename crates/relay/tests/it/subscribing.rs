@@ -9,7 +9,7 @@ use postrider_core::Error;
 use postrider_relay::{Delivery, Subscription, SubscriptionOptions};
 use tokio_util::sync::CancellationToken;
 
-use crate::hooked::{Call, Hooked};
+use crate::hooked::{Call, Heartbeats, Hooked};
 use crate::world::World;
 
 fn subscription(world: &World, name: &str, id: &str) -> Subscription {
@@ -111,7 +111,11 @@ async fn a_stop_does_not_wait_for_a_database_in_trouble() {
         let error = (call == Call::Checkpoint).then(|| Error::transient("not now"));
         (Duration::ZERO, error)
     };
-    let store = Arc::new(Hooked { inner: world.store.clone(), hook: Arc::new(hook) });
+    let store = Arc::new(Hooked {
+        inner: world.store.clone(),
+        hook: Arc::new(hook),
+        heartbeats: Heartbeats::Bare,
+    });
     let options = SubscriptionOptions::new(consumer("s"), instance("i"));
     let subscriber = Subscription::new(world.source(), store, options)
         .clock(Arc::clone(&world.clock), postrider_relay::Keeper::SameRuntime);
