@@ -13,12 +13,15 @@ use std::time::Instant;
 
 use postrider_conformance::oracle::{Run, Verdict};
 
+use crate::cluster::Templates;
 use crate::play::{Played, play};
-use crate::schedule::{Schedule, SinkKind};
+use crate::schedule::{Schedule, SinkKind, SourceKind};
 
 /// Which schedules to run.
 #[derive(Debug, Clone)]
 pub struct Campaign {
+    /// From which source.
+    pub source: SourceKind,
     /// To which sink.
     pub sink: SinkKind,
     /// The run's seed.
@@ -65,11 +68,12 @@ pub fn run(campaign: &Campaign, binary: &Path) -> Sum {
     let begun = Instant::now();
     let next = AtomicU64::new(0);
     let run = Run {
-        source: "sqlite".to_owned(),
+        source: campaign.source.to_string(),
         sink: campaign.sink.to_string(),
         seed: campaign.seed,
         ..Run::default()
     };
+    let templates = Templates::default();
     let sum = Mutex::new(Sum { run, ..Sum::default() });
     std::thread::scope(|scope| {
         for _ in 0..campaign.jobs {
@@ -78,8 +82,9 @@ pub fn run(campaign: &Campaign, binary: &Path) -> Sum {
                     let at = next.fetch_add(1, Ordering::SeqCst);
                     let at = usize::try_from(at).unwrap_or(usize::MAX);
                     let Some(index) = campaign.indices.get(at) else { return };
-                    let schedule = Schedule::derive(campaign.seed, *index, campaign.sink);
-                    let played = play(&schedule, binary);
+                    let schedule =
+                        Schedule::derive(campaign.seed, *index, campaign.source, campaign.sink);
+                    let played = play(&schedule, &templates, binary);
                     let mut sum = sum.lock().unwrap_or_else(PoisonError::into_inner);
                     report(&schedule, &played);
                     sum.add(*index, played.ok().as_ref());
@@ -93,16 +98,19 @@ pub fn run(campaign: &Campaign, binary: &Path) -> Sum {
 }
 
 fn report(schedule: &Schedule, played: &anyhow::Result<Played>) {
-    let (sink, index, seed) = (schedule.sink, schedule.index, schedule.seed);
-    let replay = format!("cargo xtask faults --sink {sink} --seed {seed} --only {index}");
+    let Schedule { source, sink, index, seed, .. } = schedule;
+    let replay =
+        format!("cargo xtask faults --source {source} --sink {sink} --seed {seed} --only {index}");
     match played {
-        Err(error) => eprintln!("{sink} {index}: NOT PLAYED: {error:#}\n    replay: {replay}"),
+        Err(error) => {
+            eprintln!("{source} {sink} {index}: NOT PLAYED: {error:#}\n    replay: {replay}")
+        }
         Ok(played) => {
             let judgement = &played.judgement;
             let verdict = judgement.verdict;
             let word = if judgement.passed() { "passed" } else { "FAILED" };
             eprintln!(
-                "{sink} {index}: {word} in {:.1} s: {} faults, {} appended, {} delivered, \
+                "{source} {sink} {index}: {word} in {:.1} s: {} faults, {} appended, {} delivered, \
                  {} duplicates of {} allowed",
                 played.took.as_secs_f64(),
                 played.faults,

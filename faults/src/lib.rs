@@ -7,15 +7,16 @@
 //! true is read from the database's business rows, never from what a relay says.
 //!
 //! ```text
-//! writers ──▶ SQLite ──▶ postrider run (killed, stopped, starved …) ──▶ receiver or file
-//!                │                                                          │
-//!                └──────────── truth ───────▶ judge ◀────── arrived ────────┘
+//! writers ──▶ database ──▶ postrider run (killed, stopped, starved …) ──▶ receiver or file
+//!                 │                                                           │
+//!                 └──────────── truth ───────▶ judge ◀────── arrived ─────────┘
 //! ```
 
 pub mod allowance;
 pub mod answer;
 pub mod campaign;
 pub mod clock;
+pub mod cluster;
 pub mod deliveries;
 pub mod lines;
 pub mod play;

@@ -10,22 +10,28 @@ use std::process::{Command as Process, ExitCode};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use clap::{Parser, Subcommand, ValueEnum};
+use clap::{Parser, Subcommand};
 use postrider_faults::campaign::{self, Campaign};
-use postrider_faults::schedule::{SinkKind, THEMES, generator};
+use postrider_faults::schedule::{SinkKind, SourceKind, generator};
 use postrider_faults::{takeover, writer};
 use rustix::mount::{MountFlags, mount};
 
 /// Set in the process that has a mount namespace of its own.
 const IN_NAMESPACE: &str = "POSTRIDER_FAULTS_IN_NAMESPACE";
-/// Schedules per sink in the smoke test, and how far apart: with each sink another third of the
-/// themes.
+/// Schedules per source and sink in the smoke test, evenly spread: with each sink other themes.
 const SMOKE_SCHEDULES: u64 = 4;
-const SMOKE_STRIDE: u64 = THEMES / SMOKE_SCHEDULES;
+
+const EXAMPLES: &str = "Examples:
+  cargo xtask faults --smoke
+  cargo xtask faults --source postgres-feed --sink webhook --schedules 300 --seed 7 --json
+  cargo xtask faults --source sqlite --seed 7 --schedules 1000 --from 400    go on where it stopped
+  cargo xtask faults --source postgres-feed --sink jsonl --seed 7 --only 15  play one again
+  cargo xtask faults takeover";
 
 /// Runs the real relay under injected faults and judges what arrived.
 #[derive(Parser)]
 #[command(name = "cargo xtask faults", args_conflicts_with_subcommands = true)]
+#[command(after_help = EXAMPLES)]
 struct Cli {
     #[command(flatten)]
     schedules: Schedules,
@@ -36,14 +42,14 @@ struct Cli {
 #[derive(clap::Args)]
 struct Schedules {
     /// Where the events come from
-    #[arg(long, value_enum, default_value_t = Source::Sqlite)]
-    source: Source,
+    #[arg(long, value_enum, default_value_t = SourceKind::Sqlite)]
+    source: SourceKind,
     /// Where they go; both, one after the other, when left out
     #[arg(long, value_enum)]
     sink: Option<SinkKind>,
-    /// How many schedules
-    #[arg(long, default_value_t = THEMES)]
-    schedules: u64,
+    /// How many schedules; one round of themes when left out
+    #[arg(long)]
+    schedules: Option<u64>,
     /// The run's seed
     #[arg(long, default_value_t = 1)]
     seed: u64,
@@ -53,8 +59,8 @@ struct Schedules {
     /// Only this schedule: to replay one
     #[arg(long, conflicts_with_all = ["from", "schedules"])]
     only: Option<u64>,
-    /// A few schedules with each sink, in less than a minute
-    #[arg(long, conflicts_with_all = ["only", "from", "schedules", "sink"])]
+    /// A few schedules with each source and sink, in about a minute
+    #[arg(long, conflicts_with_all = ["only", "from", "schedules", "sink", "source"])]
     smoke: bool,
     /// How many schedules at once
     #[arg(long, default_value_t = 2)]
@@ -65,12 +71,6 @@ struct Schedules {
     /// The relay's binary, built with the feature failpoints; beside this one when left out
     #[arg(long)]
     postrider: Option<PathBuf>,
-}
-
-#[derive(Clone, Copy, ValueEnum)]
-enum Source {
-    /// The outbox in SQLite
-    Sqlite,
 }
 
 #[derive(Subcommand)]
@@ -100,6 +100,34 @@ enum Command {
         #[arg(long)]
         index: u64,
     },
+    /// Writes events to a server, as an application does
+    #[command(hide = true)]
+    PostgresWriter {
+        url: String,
+        #[arg(long)]
+        length_ms: u64,
+        #[arg(long)]
+        name: String,
+        #[arg(long)]
+        seed: u64,
+        #[arg(long)]
+        index: u64,
+        #[arg(long)]
+        retries: bool,
+    },
+    /// Holds a transaction open that has written events
+    #[command(hide = true)]
+    PostgresHolder {
+        url: String,
+        #[arg(long)]
+        length_ms: u64,
+        #[arg(long)]
+        seed: u64,
+        #[arg(long)]
+        index: u64,
+        #[arg(long)]
+        prepared: bool,
+    },
     /// Holds the database's write lock
     #[command(hide = true)]
     HoldLock {
@@ -120,12 +148,24 @@ fn run(cli: Cli) -> Result<ExitCode> {
     match cli.command {
         Some(Command::Writer { database, length_ms, name, seed, index }) => {
             let length = Duration::from_millis(length_ms);
-            let task = writer::Task { database: &database, name: &name, length };
-            writer::run(task, generator(seed, index, &name))?;
+            let task = writer::sqlite::Task { database: &database, name: &name, length };
+            writer::sqlite::run(task, generator(seed, index, &name))?;
+            Ok(ExitCode::SUCCESS)
+        }
+        Some(Command::PostgresWriter { url, length_ms, name, seed, index, retries }) => {
+            let length = Duration::from_millis(length_ms);
+            let task = writer::postgres::Task { url: &url, name: &name, length, retries };
+            writer::postgres::run(task, generator(seed, index, &name))?;
+            Ok(ExitCode::SUCCESS)
+        }
+        Some(Command::PostgresHolder { url, length_ms, seed, index, prepared }) => {
+            let (length, rng) =
+                (Duration::from_millis(length_ms), generator(seed, index, "holder"));
+            writer::postgres::hold_open(&url, length, prepared, rng)?;
             Ok(ExitCode::SUCCESS)
         }
         Some(Command::HoldLock { database, length_ms }) => {
-            writer::hold_lock(&database, Duration::from_millis(length_ms))?;
+            writer::sqlite::hold_lock(&database, Duration::from_millis(length_ms))?;
             Ok(ExitCode::SUCCESS)
         }
         Some(Command::Takeover { rounds, json, postrider }) => {
@@ -146,44 +186,49 @@ fn binary(given: Option<PathBuf>) -> Result<PathBuf> {
 }
 
 fn schedules(args: &Schedules) -> Result<ExitCode> {
-    let Source::Sqlite = args.source;
     ensure!(args.jobs > 0, "--jobs is 0; run at least one schedule at a time");
     let binary = binary(args.postrider.clone())?;
     if std::env::var_os(IN_NAMESPACE).is_none() {
         return Err(again_in_a_namespace());
     }
     private_shared_memory()?;
+    let sources = match args.smoke {
+        true => vec![SourceKind::Sqlite, SourceKind::PostgresFeed],
+        false => vec![args.source],
+    };
     let sinks = args.sink.map_or(vec![SinkKind::Webhook, SinkKind::Jsonl], |sink| vec![sink]);
     let mut code = ExitCode::SUCCESS;
-    for (at, sink) in sinks.into_iter().enumerate() {
-        let campaign = Campaign {
-            sink,
-            seed: args.seed,
-            indices: indices(args, at as u64),
-            jobs: args.jobs,
-            json: args.json,
-        };
-        let sum = campaign::run(&campaign, &binary);
-        if sum.exit_code() != ExitCode::SUCCESS {
-            code = ExitCode::FAILURE;
+    for source in sources {
+        for (at, sink) in sinks.iter().enumerate() {
+            let indices = indices(args, source, at as u64);
+            let (sink, jobs, json) = (*sink, args.jobs, args.json);
+            let campaign = Campaign { source, sink, seed: args.seed, indices, jobs, json };
+            let sum = campaign::run(&campaign, &binary);
+            if sum.exit_code() != ExitCode::SUCCESS {
+                code = ExitCode::FAILURE;
+            }
         }
     }
     Ok(code)
 }
 
 /// The numbers of the schedules to run, with the `at`-th sink.
-fn indices(args: &Schedules, at: u64) -> Vec<u64> {
+fn indices(args: &Schedules, source: SourceKind, at: u64) -> Vec<u64> {
+    let stride = source.themes() / SMOKE_SCHEDULES;
     match args.only {
         Some(only) => vec![only],
-        None if args.smoke => (0..SMOKE_SCHEDULES).map(|n| n * SMOKE_STRIDE + at).collect(),
-        None => (args.from..args.from.saturating_add(args.schedules)).collect(),
+        None if args.smoke => (0..SMOKE_SCHEDULES).map(|n| n * stride + at).collect(),
+        None => {
+            let count = args.schedules.unwrap_or(source.themes());
+            (args.from..args.from.saturating_add(count)).collect()
+        }
     }
 }
 
 /// Shared memory of our own: a process that sees a moved clock leaves a piece of it behind when it
-/// is killed.
+/// is killed. Large enough for servers whose data is in memory; only what is written takes room.
 fn private_shared_memory() -> Result<()> {
-    mount("tmpfs", "/dev/shm", "tmpfs", MountFlags::empty(), c"size=16m")
+    mount("tmpfs", "/dev/shm", "tmpfs", MountFlags::empty(), c"size=8g")
         .context("mount shared memory of our own")
 }
 

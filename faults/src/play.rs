@@ -19,6 +19,7 @@ use postrider_sink_webhook::verify::Verifier;
 use crate::allowance::Incidents;
 use crate::answer::Answers;
 use crate::clock::MovedClock;
+use crate::cluster::Templates;
 use crate::deliveries::{Arrived, Mark};
 use crate::lines;
 use crate::receiver::Receiver;
@@ -26,7 +27,7 @@ use crate::relays::{Setup, Target};
 use crate::schedule::{LEASE_TTL, Schedule, SinkKind, generator};
 use crate::stage::Stage;
 use crate::verdict::{Accounts, Judgement, judge};
-use crate::world::World;
+use crate::world::{Past, World};
 
 /// Signs and verifies in every schedule: 32 bytes of no secrecy at all.
 const SIGNING_KEY: &str = "whsec_ZmF1bHRzZmF1bHRzZmF1bHRzZmF1bHRzZmF1bHRzISE=";
@@ -89,9 +90,9 @@ pub struct Played {
 ///
 /// # Errors
 /// When the machine refuses what the schedule needs; never for what the relay does.
-pub fn play(schedule: &Schedule, binary: &Path) -> Result<Played> {
+pub fn play(schedule: &Schedule, templates: &Templates, binary: &Path) -> Result<Played> {
     let begun = Instant::now();
-    let world = World::create(schedule)?;
+    let world = World::create(schedule, templates)?;
     let clock = schedule.movable_clock.then(|| MovedClock::new(world.folder())).transpose()?;
     let ending = ending(schedule, &world)?;
     let setup = setup(schedule, binary, &world, &ending, clock);
@@ -146,7 +147,7 @@ fn setup(
     Setup {
         binary: binary.to_owned(),
         folder: world.folder().to_owned(),
-        database: world.database().to_owned(),
+        source: world.relay_source(),
         target,
         lease_ttl: LEASE_TTL,
         retention: schedule.retention,
@@ -172,7 +173,7 @@ fn settle(stage: &mut Stage<'_>) -> Result<()> {
     let mut requeued: Option<Instant> = None;
     loop {
         stage.tick()?;
-        if stage.world().unsettled()? == 0 {
+        if stage.world().may_be_settled()? && stage.world().unsettled()? == 0 {
             return Ok(());
         }
         if requeued.is_none_or(|at| at.elapsed() >= REQUEUE_EVERY) {
@@ -216,11 +217,20 @@ fn keep(
         let shown = if let Mark::Count(count) = mark { *count } else { 0 };
         writeln!(text, "{takeover:?} at {shown}").expect(written);
     }
+    if let Some(replaced) = &incidents.replaced {
+        for (takeover, mark) in replaced.past.takeovers.iter().zip(&replaced.marks) {
+            writeln!(text, "replaced: {takeover:?} at {mark:?}").expect(written);
+        }
+        let Past { shared, shared_takeover, .. } = &replaced.past;
+        let shared = shared.len();
+        writeln!(text, "replaced at {:?}: {shared} events, {shared_takeover}", replaced.at)
+            .expect(written);
+    }
     writeln!(text, "{:?}\nwithheld {:?}", incidents.pauses, arrived.withheld).expect(written);
     let places: std::collections::HashMap<_, _> = accounts
         .committed
         .iter()
-        .map(|event| (event.message.id, (event.seq, event.partition.as_str())))
+        .map(|event| (event.message.id, (event.place, event.partition.as_str())))
         .collect();
     for delivery in &arrived.deliveries {
         let (id, key) = (delivery.id(), &delivery.message.key);

@@ -38,6 +38,30 @@ pub enum Target {
     },
 }
 
+/// Where relays read from.
+#[derive(Debug, Clone)]
+pub enum RelaySource {
+    /// A file.
+    Sqlite(PathBuf),
+    /// A server, by the address of each relay's way to it.
+    Postgres(Vec<String>),
+}
+
+impl RelaySource {
+    /// The section of the configuration for the relay in `slot`.
+    fn section(&self, slot: usize) -> String {
+        match self {
+            Self::Sqlite(path) => format!("[source]\nkind = \"sqlite\"\nurl = {path:?}\n"),
+            // A statement must not outlast a lease by much.
+            Self::Postgres(urls) => format!(
+                "[source]\nkind = \"postgres-feed\"\nurl = {:?}\nconnections = 4\n\
+                 statement_timeout = \"1s\"\n",
+                urls[slot]
+            ),
+        }
+    }
+}
+
 /// What all relays of a schedule share.
 #[derive(Debug, Clone)]
 pub struct Setup {
@@ -46,7 +70,7 @@ pub struct Setup {
     /// Where configurations and logs go.
     pub folder: PathBuf,
     /// The outbox.
-    pub database: PathBuf,
+    pub source: RelaySource,
     /// Where to.
     pub target: Target,
     /// Time to live of a lease.
@@ -80,9 +104,9 @@ pub struct Relay {
 }
 
 impl Setup {
-    /// The configuration of start `number`.
-    fn configuration(&self, number: usize) -> String {
-        let mut text = format!("[source]\nkind = \"sqlite\"\nurl = {:?}\n", self.database);
+    /// The configuration of start `number`, in `slot`.
+    fn configuration(&self, number: usize, slot: usize) -> String {
+        let mut text = self.source.section(slot);
         text.push_str("\n[[sink]]\n");
         let more = match &self.target {
             Target::Webhook { address, signing_key } => format!(
@@ -110,13 +134,13 @@ impl Setup {
         text
     }
 
-    /// Starts a relay.
+    /// Starts a relay in `slot`.
     ///
     /// # Errors
     /// When the system starts no process.
-    pub fn start(&self, number: usize, failpoint: Option<Failpoint>) -> Result<Relay> {
+    pub fn start(&self, number: usize, slot: usize, failpoint: Option<Failpoint>) -> Result<Relay> {
         let file = self.folder.join(format!("relay-{number}.toml"));
-        std::fs::write(&file, self.configuration(number)).context("write a configuration")?;
+        std::fs::write(&file, self.configuration(number, slot)).context("write a configuration")?;
         let log = self.folder.join(format!("relay-{number}.log"));
         let stderr = File::create(&log).context("make a relay's log")?;
         let mut command = bound_to_us(&self.binary);

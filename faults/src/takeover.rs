@@ -21,13 +21,15 @@ use rustix::process::Signal;
 use serde::Serialize;
 
 use crate::allowance::Incidents;
+use crate::cluster::Templates;
 use crate::lines;
 use crate::play::accounts;
 use crate::relays::{Relay, Setup, Target};
-use crate::schedule::{Schedule, SinkKind, generator};
+use crate::schedule::{Schedule, SinkKind, SourceKind, generator};
 use crate::verdict::judge;
-use crate::world::{World, connect};
-use crate::writer::commit_event;
+use crate::world::World;
+use crate::world::sqlite::connect;
+use crate::writer::sqlite::commit_event;
 
 const PARTITIONS: u32 = 8;
 const LEASE_TTL: Duration = Duration::from_millis(LEASE_TTL_MS);
@@ -174,11 +176,11 @@ fn keys() -> Result<Vec<Key>> {
 
 fn measure(departure: Departure, binary: &Path, rounds: usize) -> Result<Measured> {
     let schedule = calm();
-    let world = World::create(&schedule)?;
+    let world = World::create(&schedule, &Templates::default())?;
     let setup = Setup {
         binary: binary.to_owned(),
         folder: world.folder().to_owned(),
-        database: world.database().to_owned(),
+        source: world.relay_source(),
         target: Target::Jsonl { path: world.lines().join(lines::FILE), rotate_bytes: None },
         lease_ttl: LEASE_TTL,
         retention: None,
@@ -186,8 +188,9 @@ fn measure(departure: Departure, binary: &Path, rounds: usize) -> Result<Measure
     };
     let stop = AtomicBool::new(false);
     let mut relays = Vec::new();
+    let database = world.database()?.to_owned();
     let times = std::thread::scope(|scope| {
-        let (database, stop) = (world.database(), &stop);
+        let (database, stop) = (database.as_path(), &stop);
         let load = scope.spawn(move || load(database, stop));
         let times = go_round(departure, &world, &setup, rounds, &mut relays);
         stop.store(true, Ordering::SeqCst);
@@ -209,7 +212,7 @@ fn measure(departure: Departure, binary: &Path, rounds: usize) -> Result<Measure
 
 /// A schedule in which nothing goes wrong by itself.
 fn calm() -> Schedule {
-    let mut schedule = Schedule::derive(1, 0, SinkKind::Jsonl);
+    let mut schedule = Schedule::derive(1, 0, SourceKind::Sqlite, SinkKind::Jsonl);
     schedule.partitions = PARTITIONS;
     schedule.small_disk = None;
     schedule.movable_clock = false;
@@ -239,12 +242,12 @@ fn go_round(
     rounds: usize,
     relays: &mut Vec<Relay>,
 ) -> Result<Vec<Duration>> {
-    let mut connection = connect(world.database())?;
-    relays.push(setup.start(1, None)?);
+    let mut connection = connect(world.database()?)?;
+    relays.push(setup.start(1, 0, None)?);
     let mut times = Vec::new();
     for round in 0..rounds {
         // The one that is there longest leaves; the other takes over.
-        relays.push(setup.start(2 + round, None)?);
+        relays.push(setup.start(2 + round, 0, None)?);
         wait_for_balance(&connection, relays)?;
         let mut leaving = relays.remove(0);
         times.push(one_round(departure, world, &mut connection, &mut leaving)?);

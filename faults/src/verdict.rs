@@ -5,13 +5,14 @@
 //! the oracle (`postrider-conformance`) and the allowance.
 //! Invariant: a schedule passes only if every count does, event by event; nothing evens out.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use postrider_conformance::oracle::{Appended, Run, Verdict};
 use postrider_conformance::sink::Delivered;
+use postrider_core::EventId;
 
-use crate::allowance::{Incidents, allowed};
-use crate::deliveries::Arrived;
+use crate::allowance::{Incidents, Replaced, allowed};
+use crate::deliveries::{Arrived, Delivery};
 use crate::world::Committed;
 
 /// What the schedule's database says at the end.
@@ -48,18 +49,54 @@ impl Judgement {
     }
 }
 
+fn rows(committed: &[Committed]) -> Vec<Appended> {
+    committed.iter().map(|event| Appended { message: event.message.clone() }).collect()
+}
+
+/// What a database that was replaced by an older copy had promised until then: of the events that
+/// are in the copy, too, the rest is judged with all others. Returns what is wrong, and the events
+/// that never were, as the copy sees it.
+fn judge_past(replaced: &Replaced, arrived: &Arrived) -> (Vec<String>, HashSet<EventId>) {
+    let past = &replaced.past;
+    let known: HashSet<EventId> = past.committed.iter().map(|event| event.message.id).collect();
+    let undone: HashSet<EventId> = known.difference(&past.shared).copied().collect();
+    let told = |delivery: &&Delivery| {
+        known.contains(&delivery.id()) && delivery.is_before(&replaced.at)
+            || undone.contains(&delivery.id())
+    };
+    let told = arrived.deliveries.iter().filter(told);
+    let log: Vec<Delivered> = told.map(|delivery| delivery.message.clone()).collect();
+    let verdict = Verdict::judge(&rows(&past.committed), &log);
+    let mut findings = Vec::new();
+    if verdict.inversions > 0 {
+        let count = verdict.inversions;
+        findings.push(format!("{count} events of the replaced database arrived out of order"));
+    }
+    if verdict.altered > 0 {
+        let count = verdict.altered;
+        findings.push(format!("{count} events of the replaced database arrived altered"));
+    }
+    (findings, undone)
+}
+
 /// Compares what was committed with what arrived.
 pub fn judge(accounts: &Accounts, arrived: &Arrived, incidents: &Incidents) -> Judgement {
     let committed = &accounts.committed;
-    let rows: Vec<Appended> =
-        committed.iter().map(|event| Appended { message: event.message.clone() }).collect();
-    let log: Vec<Delivered> =
-        arrived.deliveries.iter().map(|delivery| delivery.message.clone()).collect();
-    let mut verdict = Verdict::judge(&rows, &log);
+    let (mut findings, undone) = match &incidents.replaced {
+        Some(replaced) => judge_past(replaced, arrived),
+        None => Default::default(),
+    };
+    let log: Vec<Delivered> = arrived
+        .deliveries
+        .iter()
+        .filter(|delivery| !undone.contains(&delivery.id()))
+        .map(|delivery| delivery.message.clone())
+        .collect();
+    let mut verdict = Verdict::judge(&rows(committed), &log);
     // What can't be read is an altered message at best.
     verdict.altered += arrived.unreadable.len() as u64;
-    let allowed = allowed(committed, arrived, incidents);
-    let mut findings = Vec::new();
+    let mut allowed = allowed(committed, arrived, incidents);
+    allowed.retain(|id, _| !undone.contains(id));
     let mut extra: HashMap<_, u64> = HashMap::new();
     for message in &log {
         *extra.entry(message.id).or_default() += 1;
@@ -91,11 +128,11 @@ pub fn judge(accounts: &Accounts, arrived: &Arrived, incidents: &Incidents) -> J
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use postrider_core::EventId;
     use uuid::Uuid;
 
     use super::*;
-    use crate::deliveries::{Delivery, Place};
+    use crate::deliveries::{Mark, Place};
+    use crate::world::Past;
 
     /// An event of key `k` with its number as payload.
     pub(crate) fn message(id: u128) -> Delivered {
@@ -114,7 +151,7 @@ pub(crate) mod tests {
         let committed = ids.iter().enumerate().map(|(at, id)| Committed {
             message: message(*id),
             partition: "0/1".into(),
-            seq: at as i64 + 1,
+            place: at as u128 + 1,
         });
         Accounts {
             committed: committed.collect(),
@@ -189,5 +226,25 @@ pub(crate) mod tests {
         let mut garbled = complete.clone();
         garbled.unreadable.push("a request without a signature".into());
         assert!(!judged(&accounts(&[1, 2, 3]), &garbled).passed());
+    }
+
+    #[test]
+    fn what_an_older_copy_undid_is_no_phantom_and_still_has_its_order() {
+        // 4 and 5 were committed after the copy was made; 6 after it took over.
+        let told = |ids: &[u128]| {
+            let past = Past {
+                committed: accounts(&[1, 2, 3, 4, 5]).committed,
+                shared: [1, 2, 3].map(|id| message(id).id).into(),
+                ..Past::default()
+            };
+            let replaced = Replaced { past, marks: vec![], at: Mark::Count(5) };
+            let incidents = Incidents { replaced: Some(replaced), ..Incidents::default() };
+            judge(&accounts(&[1, 2, 3, 6]), &arrived(ids), &incidents)
+        };
+        assert!(told(&[1, 2, 3, 4, 5, 6]).passed());
+        assert!(told(&[1, 2, 3, 6]).passed(), "what never was may never arrive");
+        assert!(!told(&[1, 2, 3, 5, 4, 6]).passed());
+        assert_eq!(told(&[1, 2, 3, 4, 7, 6]).verdict.phantom, 1);
+        assert_eq!(told(&[1, 2, 4, 5, 6]).verdict.missing, 1);
     }
 }

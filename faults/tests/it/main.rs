@@ -26,15 +26,19 @@ fn impossible_flags_are_refused() {
     refused(&["--jobs", "0"], "--jobs");
     refused(&["takeover", "--rounds", "0"], "--rounds");
     refused(&["--only", "3", "--from", "2"], "cannot be used with");
-    refused(&["--source", "oracle"], "sqlite");
+    refused(&["--source", "oracle"], "sqlite, postgres-feed");
+    refused(&["--smoke", "--source", "sqlite"], "cannot be used with");
     refused(&["--sink", "carrier-pigeon"], "webhook");
 }
 
 #[test]
 fn help_tells_of_every_way_to_run_it() {
     let text = String::from_utf8_lossy(&faults(&["--help"]).stdout).into_owned();
-    for part in ["--schedules", "--seed", "--only", "--smoke", "--json", "takeover"] {
+    for part in ["--schedules", "--seed", "--only", "--smoke", "--json", "takeover", "--source"] {
         assert!(text.contains(part), "{part}");
     }
-    assert!(!text.contains("hold-lock"), "roles of its own children are no commands");
+    assert!(text.contains("--source postgres-feed --sink webhook --schedules 300"), "an example");
+    for role in ["hold-lock", "postgres-writer", "postgres-holder"] {
+        assert!(!text.contains(role), "{role}: roles of its own children are no commands");
+    }
 }

@@ -1,34 +1,19 @@
-//! One schedule's folder: the database with the truth in it, the sink's files, a small disk.
+//! The truth in SQLite: one file, one writer at a time.
 //!
-//! What lives here: making all of that, and reading the truth at the end. What does not: processes.
-//! Invariant: each committed event has one row of truth, written in the same transaction; each
-//! take-over of a lease leaves a row with the checkpoint of that very moment, written by a trigger
-//! in the transaction that takes it.
+//! What lives here: making the database and asking it. What does not: what the answers are for.
+//! Invariant: the write order is the order of commits and of the feed, so `seq` is a place.
 
-use std::collections::HashSet;
-use std::fs::File;
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 use postrider_conformance::sink::Delivered;
 use postrider_core::ulid::Ulid;
-use postrider_core::{DeadLetterFilter, DeadLetters, EventId, PartitionId};
+use postrider_core::{DeadLetterFilter, DeadLetters, PartitionId};
 use postrider_store_sqlite::rusqlite::{Connection, OpenFlags};
 use postrider_store_sqlite::{SqliteOptions, SqliteStore};
-use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
-use tempfile::TempDir;
-use uuid::Uuid;
 
-use crate::schedule::{Schedule, SmallDisk};
-
-/// Size of the small disk: the largest schedules write about a third of it.
-const SMALL_DISK: &std::ffi::CStr = c"size=48m";
-/// Name of the sink, and so of the consumer.
-pub const SINK: &str = "sink";
-/// Name of the header that every event has: who wrote it.
-pub const WRITER_HEADER: &str = "fault-writer";
+use super::{Committed, Place, SINK, Takeover, WRITER_HEADER, event_id};
 
 /// The truth, the take-overs, and what waited among the dead letters at each.
 const TABLES: &str = "
@@ -63,134 +48,54 @@ const TABLES: &str = "
         WHERE partition = NEW.partition AND id IS NOT NULL;
     END;";
 
-/// A committed event.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Committed {
-    /// What must arrive.
-    pub message: Delivered,
-    /// Its partition.
-    pub partition: String,
-    /// Its place in the order of commits.
-    pub seq: i64,
-}
-
-/// A lease that went from one holder to the next.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Takeover {
-    /// The partition.
-    pub partition: String,
-    /// Who held it before.
-    pub old_holder: String,
-    /// Whether it was handed over in order.
-    pub released: bool,
-    /// Everything up to here was durable as delivered or parked; 0 without a checkpoint.
-    pub after_seq: i64,
-    /// Events that were among the dead letters.
-    pub letters: HashSet<EventId>,
-}
-
-/// One schedule's folder and what is open in it.
-pub struct World {
-    folder: TempDir,
-    disk: Option<PathBuf>,
-    database: PathBuf,
-    lines: PathBuf,
+/// The database of one schedule.
+pub struct SqliteData {
+    path: PathBuf,
     connection: Connection,
     store: SqliteStore,
     runtime: tokio::runtime::Runtime,
 }
 
-impl World {
-    /// Makes the folder and the database.
+impl SqliteData {
+    /// Makes the database.
     ///
     /// # Errors
     /// When the file system or the store refuses.
-    pub fn create(schedule: &Schedule) -> Result<Self> {
-        let folder = tempfile::Builder::new()
-            .prefix(&format!("postrider-faults-{}-{}-", schedule.sink, schedule.index))
-            .tempdir()
-            .context("make the schedule's folder")?;
-        let disk = folder.path().join("disk");
-        let plain = folder.path().join("plain");
-        for path in [&disk, &plain] {
-            std::fs::create_dir(path).context("make the schedule's folder")?;
-        }
-        let text = serde_json::to_string_pretty(schedule).context("write the schedule")?;
-        std::fs::write(folder.path().join("schedule.json"), text).context("write the schedule")?;
-        let mounted = schedule.small_disk.is_some();
-        if mounted {
-            mount("tmpfs", &disk, "tmpfs", MountFlags::empty(), SMALL_DISK)
-                .context("mount a small disk: run in a mount namespace of one's own")?;
-        }
-        let on_small = |kind| if schedule.small_disk == Some(kind) { &disk } else { &plain };
-        let database = on_small(SmallDisk::Database).join("app.db");
-        let lines = on_small(SmallDisk::Lines).to_owned();
+    pub fn create(path: PathBuf, partitions: u32) -> Result<Self> {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()
             .context("start the runtime")?;
-        let options = SqliteOptions::new(&database).partitions(schedule.partitions).readers(1);
+        let options = SqliteOptions::new(&path).partitions(partitions).readers(1);
         let store = runtime.block_on(SqliteStore::open(options)).context("open the store")?;
-        let connection = connect(&database)?;
+        let connection = connect(&path)?;
         connection.execute_batch(TABLES).context("make the truth's tables")?;
-        let disk = mounted.then_some(disk);
-        Ok(Self { folder, disk, database, lines, connection, store, runtime })
+        Ok(Self { path, connection, store, runtime })
     }
 
-    /// The schedule's folder.
-    pub fn folder(&self) -> &Path {
-        self.folder.path()
+    /// The file.
+    pub fn path(&self) -> &Path {
+        &self.path
     }
 
-    /// The database.
-    pub fn database(&self) -> &Path {
-        &self.database
-    }
-
-    /// The folder with the sink's files.
-    pub fn lines(&self) -> &Path {
-        &self.lines
-    }
-
-    /// Fills the small disk to the last byte.
-    ///
-    /// # Errors
-    /// When there is none.
-    pub fn fill_disk(&self) -> Result<()> {
-        let disk = self.disk.as_ref().context("this schedule has no small disk")?;
-        let mut file = File::create(disk.join("filler")).context("fill the disk")?;
-        for block in [1 << 20, 4096, 1] {
-            let zeros = vec![0u8; block];
-            while file.write_all(&zeros).is_ok() {}
-        }
-        Ok(())
-    }
-
-    /// Makes room again.
-    ///
-    /// # Errors
-    /// When the disk was not filled.
-    pub fn free_disk(&self) -> Result<()> {
-        let disk = self.disk.as_ref().context("this schedule has no small disk")?;
-        std::fs::remove_file(disk.join("filler")).context("free the disk")
-    }
-
-    /// Number of the newest take-over.
+    /// Numbers of all take-overs.
     ///
     /// # Errors
     /// The database's.
-    pub fn newest_takeover(&self) -> Result<i64> {
-        let sql = "SELECT ifnull(max(n), 0) FROM fault_takeover";
-        self.connection.query_row(sql, [], |row| row.get(0)).context("look for take-overs")
+    pub fn takeover_numbers(&self) -> Result<Vec<i64>> {
+        let mut statement = self.connection.prepare_cached("SELECT n FROM fault_takeover")?;
+        let numbers = statement.query_map([], |row| row.get(0))?;
+        numbers.collect::<std::result::Result<_, _>>().context("look for take-overs")
     }
 
-    /// `seq` of the newest committed event.
+    /// Place of the newest committed event.
     ///
     /// # Errors
     /// The database's.
-    pub fn newest_seq(&self) -> Result<i64> {
+    pub fn newest_place(&self) -> Result<Place> {
         let sql = "SELECT ifnull(max(seq), 0) FROM fault_truth";
-        self.connection.query_row(sql, [], |row| row.get(0)).context("look for events")
+        let seq = self.connection.query_row(sql, [], |row| row.get(0));
+        Ok(place(seq.context("look for events")?))
     }
 
     /// Asks for every parked event to be sent again.
@@ -271,7 +176,7 @@ impl World {
                 headers: vec![(WRITER_HEADER.to_owned(), row.get(5)?)],
                 payload: row.get(6)?,
             };
-            Ok(Committed { message, partition: row.get(7)?, seq: row.get(8)? })
+            Ok(Committed { message, partition: row.get(7)?, place: place(row.get(8)?) })
         })?;
         rows.collect::<std::result::Result<_, _>>().context("read the truth")
     }
@@ -312,56 +217,25 @@ impl World {
             let ids = letters.query_map([number], |row| row.get::<_, [u8; 16]>(0))?;
             let position: Option<Vec<u8>> = row.get(4)?;
             takeovers.push(Takeover {
+                number,
                 partition: row.get(1)?,
                 old_holder: row.get(2)?,
                 released: row.get(3)?,
-                after_seq: covered_seq(position.as_deref())?,
+                covered: place(covered_seq(position.as_deref())?),
                 letters: ids.map(|id| id.map(event_id)).collect::<std::result::Result<_, _>>()?,
             });
         }
         Ok(takeovers)
     }
-
-    /// Copies what stands on the small disk beside it and keeps the folder.
-    ///
-    /// # Errors
-    /// When copying fails.
-    pub fn keep(mut self) -> Result<PathBuf> {
-        if let Some(disk) = self.disk.take() {
-            let kept = self.folder.path().join("disk-kept");
-            std::fs::create_dir(&kept).context("keep the small disk")?;
-            for entry in std::fs::read_dir(&disk).context("keep the small disk")? {
-                let entry = entry.context("keep the small disk")?;
-                std::fs::copy(entry.path(), kept.join(entry.file_name()))
-                    .context("keep the small disk")?;
-            }
-            detach(&disk);
-        }
-        self.folder.disable_cleanup(true);
-        Ok(self.folder.path().to_owned())
-    }
-}
-
-impl Drop for World {
-    fn drop(&mut self) {
-        if let Some(disk) = &self.disk {
-            detach(disk);
-        }
-    }
-}
-
-fn detach(disk: &Path) {
-    // What can't be unmounted goes with this process's mount namespace.
-    let _ = unmount(disk, UnmountFlags::DETACH);
-}
-
-fn event_id(bytes: [u8; 16]) -> EventId {
-    EventId::from_uuid(Uuid::from_bytes(bytes))
 }
 
 fn numbers(partition: &str) -> Result<(u32, u32)> {
     let id = PartitionId::new(partition)?;
     id.to_numbers().context("a partition is named index/count")
+}
+
+fn place(seq: i64) -> Place {
+    Place::from(seq.unsigned_abs())
 }
 
 /// The low half of a position is its event's `seq`.

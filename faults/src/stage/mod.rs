@@ -1,10 +1,14 @@
 //! The processes of one schedule, and what each fault does to them.
 //!
 //! What lives here: starting, watching and disturbing relays, writers and their surroundings. What
-//! does not: when a schedule is over and what it proves (`play.rs`).
+//! does not: what is done to a PostgreSQL server (`postgres.rs`), when a schedule is over and what
+//! it proves (`play.rs`).
 //! Invariant: a relay that ends is started again, as any supervisor would; only a death that was
 //! asked for, or the code for "not ready", is taken as normal.
 
+mod postgres;
+
+use std::collections::BTreeMap;
 use std::os::unix::process::ExitStatusExt;
 use std::process::Child;
 use std::time::{Duration, Instant};
@@ -12,13 +16,13 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use rustix::process::Signal;
 
-use crate::allowance::{Incidents, Pause};
+use crate::allowance::{Incidents, Pause, Replaced};
 use crate::deliveries::Mark;
 use crate::lines;
 use crate::play::Ending;
 use crate::relays::{Failpoint, Relay, Setup, bound_to_us};
-use crate::schedule::{Fault, Schedule};
-use crate::world::World;
+use crate::schedule::{Fault, Schedule, Side, WireFault};
+use crate::world::{Place, World};
 
 /// A supervisor's pause before it starts a dead process again.
 const RESTART_AFTER: Duration = Duration::from_millis(100);
@@ -40,10 +44,25 @@ enum Slot {
 /// What is to be done at its time.
 enum Action {
     Begin(Fault),
-    Start { slot: usize, failpoint: Option<Failpoint> },
-    Resume { slot: usize },
+    Start {
+        slot: usize,
+        failpoint: Option<Failpoint>,
+    },
+    Resume {
+        slot: usize,
+    },
     FreeDisk,
     EndOutage,
+    /// Put a way to the database right.
+    Restore {
+        whose: Side,
+        how: WireFault,
+    },
+    /// Look whether the copy stands.
+    AwaitCopy {
+        lag: Duration,
+    },
+    Replace,
 }
 
 /// One schedule's processes.
@@ -55,12 +74,14 @@ pub struct Stage<'a> {
     slots: Vec<Slot>,
     starts: usize,
     writers: Vec<Child>,
-    lock: Option<Child>,
+    /// Processes that hold a lock or a transaction for a while, and end by themselves.
+    holders: Vec<Child>,
     due: Vec<(Duration, Action)>,
     begun: Instant,
     /// The moment of each take-over, by its number.
-    marks: Vec<Mark>,
+    marks: BTreeMap<i64, Mark>,
     pauses: Vec<Pause>,
+    replaced: Option<Replaced>,
     findings: Vec<String>,
     clock_seconds: i64,
     faults: usize,
@@ -78,11 +99,12 @@ impl<'a> Stage<'a> {
             slots: Vec::new(),
             starts: 0,
             writers: Vec::new(),
-            lock: None,
+            holders: Vec::new(),
             due: steps.map(|step| (step.at, Action::Begin(step.fault.clone()))).collect(),
             begun: Instant::now(),
-            marks: Vec::new(),
+            marks: BTreeMap::new(),
             pauses: Vec::new(),
+            replaced: None,
             findings: Vec::new(),
             clock_seconds: 0,
             faults: 0,
@@ -124,7 +146,10 @@ impl<'a> Stage<'a> {
     fn writer(&self, writer: usize) -> Result<Child> {
         let own = std::env::current_exe().context("find the own binary")?;
         let mut command = bound_to_us(&own);
-        command.arg("writer").arg(self.world.database());
+        command.args(self.world.writer_role());
+        if self.schedule.postgres.is_some_and(|plan| !plan.replaced) {
+            command.arg("--retries");
+        }
         command.arg("--length-ms").arg(self.schedule.writing.as_millis().to_string());
         command.arg("--name").arg(format!("writer-{writer}"));
         command.arg("--seed").arg(self.schedule.seed.to_string());
@@ -137,7 +162,7 @@ impl<'a> Stage<'a> {
 
     fn start(&mut self, slot: usize, failpoint: Option<Failpoint>) -> Result<()> {
         self.starts += 1;
-        self.slots[slot] = Slot::Up(self.setup.start(self.starts, failpoint)?);
+        self.slots[slot] = Slot::Up(self.setup.start(self.starts, slot, failpoint)?);
         Ok(())
     }
 
@@ -182,11 +207,17 @@ impl<'a> Stage<'a> {
 
     fn note_takeovers(&mut self) -> Result<()> {
         // A database that can't be read for a moment is looked at again at the next tick.
-        let Ok(newest) = self.world.newest_takeover() else { return Ok(()) };
-        let newest = usize::try_from(newest).unwrap_or_default();
-        if self.marks.len() < newest {
-            let mark = self.ending.mark()?;
-            self.marks.resize(newest, mark);
+        let Ok(numbers) = self.world.takeover_numbers() else { return Ok(()) };
+        self.mark(&numbers)
+    }
+
+    /// Marks what is not marked yet with this moment.
+    fn mark(&mut self, takeovers: &[i64]) -> Result<()> {
+        if takeovers.iter().any(|number| !self.marks.contains_key(number)) {
+            let now = self.ending.mark()?;
+            for number in takeovers {
+                self.marks.entry(*number).or_insert_with(|| now.clone());
+            }
         }
         Ok(())
     }
@@ -219,6 +250,12 @@ impl<'a> Stage<'a> {
             },
             Action::Resume { slot } => self.resume(slot),
             Action::FreeDisk => self.world.free_disk(),
+            Action::Restore { whose, how } => {
+                self.world.postgres()?.cluster().restore(whose, how);
+                Ok(())
+            }
+            Action::AwaitCopy { lag } => self.await_copy(lag),
+            Action::Replace => self.replace(),
             Action::EndOutage => {
                 if let Ending::Webhook(receiver) = &self.ending {
                     receiver.set_outage(None);
@@ -267,6 +304,7 @@ impl<'a> Stage<'a> {
                 }
                 Ok(())
             }
+            of_a_server => self.disturb_server(of_a_server),
         }
     }
 
@@ -287,8 +325,9 @@ impl<'a> Stage<'a> {
             return Ok(());
         }
         let (number, process_id) = (relay.number, relay.process_id());
-        let newest_seq = self.world.newest_seq()?;
-        self.pauses.push(Pause { relay: number, process_id, newest_seq });
+        // While the database can't say, anything may be in flight.
+        let newest = self.world.newest_place().unwrap_or(Place::MAX);
+        self.pauses.push(Pause { relay: number, process_id, newest });
         if let Slot::Up(relay) = std::mem::replace(&mut self.slots[slot], Slot::Down) {
             self.slots[slot] = Slot::Stopped(relay);
         }
@@ -326,9 +365,9 @@ impl<'a> Stage<'a> {
     fn hold_lock(&mut self, length: Duration) -> Result<()> {
         let own = std::env::current_exe().context("find the own binary")?;
         let mut command = bound_to_us(&own);
-        command.arg("hold-lock").arg(self.world.database());
+        command.arg("hold-lock").arg(self.world.database()?);
         command.arg("--length-ms").arg(length.as_millis().to_string());
-        self.lock = Some(command.spawn().context("start the lock's holder")?);
+        self.holders.push(command.spawn().context("start the lock's holder")?);
         Ok(())
     }
 
@@ -340,8 +379,12 @@ impl<'a> Stage<'a> {
         if let Ending::Webhook(receiver) = &self.ending {
             receiver.heal();
         }
-        if let Some(mut lock) = self.lock.take() {
-            lock.wait().context("wait for the lock's holder")?;
+        if self.schedule.postgres.is_some() {
+            self.world.postgres()?.cluster().heal()?;
+        }
+        for mut holder in self.holders.drain(..) {
+            // A transaction that was ended with its session is an ordinary end.
+            holder.wait().context("wait for a lock's holder")?;
         }
         Ok(())
     }
@@ -378,16 +421,27 @@ impl<'a> Stage<'a> {
     /// The database's.
     pub fn incidents(&mut self) -> Result<(Incidents, Vec<String>)> {
         self.note_takeovers()?;
-        let takeovers = self.world.takeovers()?;
-        let takeovers = takeovers.into_iter().zip(self.marks.iter().cloned()).collect();
-        let incidents = Incidents { takeovers, pauses: self.pauses.clone() };
+        let mut takeovers = self.world.takeovers()?;
+        if let Some(replaced) = &self.replaced {
+            takeovers.retain(|takeover| takeover.number > replaced.past.shared_takeover);
+        }
+        let now = self.ending.mark()?;
+        let marked = takeovers.into_iter().map(|takeover| {
+            let mark = self.marks.get(&takeover.number).unwrap_or(&now).clone();
+            (takeover, mark)
+        });
+        let incidents = Incidents {
+            takeovers: marked.collect(),
+            pauses: self.pauses.clone(),
+            replaced: self.replaced.take(),
+        };
         Ok((incidents, std::mem::take(&mut self.findings)))
     }
 }
 
 impl Drop for Stage<'_> {
     fn drop(&mut self) {
-        for child in self.writers.iter_mut().chain(&mut self.lock) {
+        for child in self.writers.iter_mut().chain(&mut self.holders) {
             let _ = child.kill();
             let _ = child.wait();
         }

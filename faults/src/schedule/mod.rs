@@ -1,8 +1,11 @@
-//! What one schedule does, derived from its seed, number and sink alone.
+//! What one schedule does, derived from its seed, number, source and sink alone.
 //!
-//! What lives here: the plan of a schedule and its derivation. What does not: carrying it out.
-//! Invariant: the same seed, number and sink give the same plan, whatever ran before; every kind of
-//! fault comes up within any twelve schedules in a row, because each has its turn to be the theme.
+//! What lives here: the plan of a schedule, and its derivation for SQLite. What does not: that for
+//! PostgreSQL (`postgres.rs`), and carrying it out.
+//! Invariant: the same seed, number, source and sink give the same plan, whatever ran before; every
+//! kind of fault comes up within a round of themes, because each has its turn to be the theme.
+
+mod postgres;
 
 use std::fmt;
 use std::time::Duration;
@@ -15,8 +18,8 @@ use sha2::{Digest, Sha256};
 /// Time to live of a lease in every schedule: short, so that a take-over fits into one.
 pub const LEASE_TTL: Duration = Duration::from_millis(600);
 
-/// Schedules in a row after which every theme has come up.
-pub const THEMES: u64 = 12;
+/// Schedules in a row after which every theme of SQLite has come up.
+const SQLITE_THEMES: u64 = 12;
 
 /// Named places of the relay at which it dies when told to.
 const FAILPOINTS: [&str; 7] = [
@@ -31,6 +34,35 @@ const FAILPOINTS: [&str; 7] = [
 
 /// How many of them, from the first, are passed without a parking.
 const NEVER_PARKING: usize = 4;
+
+/// Where the schedule's events come from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, clap::ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum SourceKind {
+    /// The outbox in SQLite.
+    Sqlite,
+    /// The outbox in PostgreSQL, read as a feed.
+    PostgresFeed,
+}
+
+impl SourceKind {
+    /// Schedules in a row after which every theme has come up.
+    pub fn themes(self) -> u64 {
+        match self {
+            Self::Sqlite => SQLITE_THEMES,
+            Self::PostgresFeed => postgres::THEMES,
+        }
+    }
+}
+
+impl fmt::Display for SourceKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Sqlite => "sqlite",
+            Self::PostgresFeed => "postgres-feed",
+        })
+    }
+}
 
 /// Which sink the schedule delivers to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, clap::ValueEnum)]
@@ -126,6 +158,103 @@ pub enum Fault {
         /// How long.
         length: Duration,
     },
+    /// The database server ends and is started again.
+    RestartServer {
+        /// How it ends.
+        how: ServerEnd,
+        /// How long until its next start.
+        down: Duration,
+    },
+    /// Sessions are ended by `pg_terminate_backend`.
+    Terminate {
+        /// Whose.
+        whose: Side,
+    },
+    /// The way to the database is disturbed.
+    Wire {
+        /// Whose.
+        whose: Side,
+        /// How.
+        how: WireFault,
+        /// How long, where it lasts.
+        length: Duration,
+    },
+    /// A transaction that has written events stays open, or is prepared, for a while.
+    OpenTransaction {
+        /// How long.
+        length: Duration,
+        /// Whether it is prepared meanwhile.
+        prepared: bool,
+    },
+    /// The server takes no writes.
+    ReadOnly {
+        /// How long.
+        length: Duration,
+    },
+    /// The number of partitions is doubled.
+    RaisePartitions,
+    /// A copy of the server is promoted, and takes its place a while later: what was committed
+    /// meanwhile never was.
+    Replace {
+        /// How much later.
+        lag: Duration,
+    },
+}
+
+/// How a database server ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub enum ServerEnd {
+    /// In order.
+    Fast,
+    /// At once; it recovers from its log.
+    Immediate,
+    /// By SIGKILL to all of its processes.
+    Kill,
+}
+
+/// Whose sessions and connections a fault is about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub enum Side {
+    /// One relay's.
+    Relay(usize),
+    /// All relays'.
+    Relays,
+    /// The writers'.
+    Writers,
+    /// Everybody's.
+    All,
+}
+
+/// What happens on the way to a database server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub enum WireFault {
+    /// Connections are closed.
+    Close,
+    /// Connections are reset.
+    Reset,
+    /// Every connection is closed after so many bytes of answers.
+    CutAfter(u64),
+    /// What is sent is swallowed; then connections are closed.
+    BlackHole,
+    /// What is sent is held back, and delivered late.
+    Freeze,
+    /// Each piece is late by so many milliseconds.
+    Delay(u64),
+    /// New connections are refused, and open ones reset.
+    Refuse,
+}
+
+/// What a PostgreSQL server of a schedule is like.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct PostgresPlan {
+    /// Its major version.
+    pub version: u32,
+    /// Whether what it has confirmed outlives its sudden end.
+    pub durable: bool,
+    /// Whether PgBouncer stands in front of it, in transaction mode.
+    pub pooler: bool,
+    /// Whether an older copy takes its place.
+    pub replaced: bool,
 }
 
 /// A fault and when it begins, counted from the start of the writers.
@@ -172,6 +301,8 @@ pub struct Schedule {
     pub seed: u64,
     /// The schedule's number.
     pub index: u64,
+    /// Where its events come from.
+    pub source: SourceKind,
     /// Where it delivers to.
     pub sink: SinkKind,
     /// Partitions of the outbox.
@@ -192,15 +323,24 @@ pub struct Schedule {
     pub movable_clock: bool,
     /// The receiver's moods.
     pub moods: Moods,
+    /// The server, for a PostgreSQL source.
+    pub postgres: Option<PostgresPlan>,
     /// What goes wrong, in order.
     pub steps: Vec<Step>,
 }
 
 impl Schedule {
     /// The plan of schedule `index` of the run with `seed`.
-    pub fn derive(seed: u64, index: u64, sink: SinkKind) -> Self {
+    pub fn derive(seed: u64, index: u64, source: SourceKind, sink: SinkKind) -> Self {
+        match source {
+            SourceKind::Sqlite => Self::sqlite(seed, index, sink),
+            SourceKind::PostgresFeed => postgres::derive(seed, index, sink),
+        }
+    }
+
+    fn sqlite(seed: u64, index: u64, sink: SinkKind) -> Self {
         let mut rng = generator(seed, index, sink);
-        let theme = index % THEMES;
+        let theme = index % SQLITE_THEMES;
         let webhook = sink == SinkKind::Webhook;
         let small_disk = match theme {
             5 => Some(SmallDisk::Database),
@@ -218,6 +358,7 @@ impl Schedule {
         let mut schedule = Self {
             seed,
             index,
+            source: SourceKind::Sqlite,
             sink,
             partitions: [1, 2, 4, 8][rng.random_range(0..4)],
             relays,
@@ -228,6 +369,7 @@ impl Schedule {
             small_disk,
             movable_clock: theme == 6 || rng.random_bool(0.1),
             moods: moods(&mut rng, refusing),
+            postgres: None,
             steps: Vec::new(),
         };
         schedule.add_theme(&mut rng, theme);
@@ -344,13 +486,17 @@ fn moods(rng: &mut StdRng, refusing: bool) -> Moods {
 mod tests {
     use super::*;
 
+    fn sqlite(seed: u64, index: u64, sink: SinkKind) -> Schedule {
+        Schedule::derive(seed, index, SourceKind::Sqlite, sink)
+    }
+
     #[test]
     fn the_same_seed_and_number_give_the_same_schedule_and_others_another() {
         for sink in [SinkKind::Webhook, SinkKind::Jsonl] {
             for index in 0..200 {
-                let once = Schedule::derive(7, index, sink);
-                assert_eq!(once, Schedule::derive(7, index, sink));
-                assert_ne!(once.steps, Schedule::derive(8, index, sink).steps);
+                let once = sqlite(7, index, sink);
+                assert_eq!(once, sqlite(7, index, sink));
+                assert_ne!(once.steps, sqlite(8, index, sink).steps);
             }
         }
     }
@@ -358,7 +504,7 @@ mod tests {
     #[test]
     fn a_known_schedule_stays_what_it_is() {
         // A failure is replayed by seed and number: a change of the derivation must be meant.
-        let text = serde_json::to_string(&Schedule::derive(1, 0, SinkKind::Webhook).steps);
+        let text = serde_json::to_string(&sqlite(1, 0, SinkKind::Webhook).steps);
         assert_eq!(text.expect("JSON"), KNOWN);
     }
 
@@ -376,7 +522,7 @@ mod tests {
     fn every_kind_of_fault_comes_up_within_one_round_of_themes() {
         for sink in [SinkKind::Webhook, SinkKind::Jsonl] {
             let steps: Vec<Step> =
-                (0..THEMES).flat_map(|index| Schedule::derive(3, index, sink).steps).collect();
+                (0..SQLITE_THEMES).flat_map(|index| sqlite(3, index, sink).steps).collect();
             let has = |wanted: fn(&Fault) -> bool| steps.iter().any(|step| wanted(&step.fault));
             assert!(has(|f| matches!(f, Fault::Kill { .. })));
             assert!(has(|f| matches!(f, Fault::Failpoint { .. })));
@@ -397,7 +543,7 @@ mod tests {
     fn a_fault_only_comes_where_it_can_be_made() {
         for sink in [SinkKind::Webhook, SinkKind::Jsonl] {
             for index in 0..500 {
-                let schedule = Schedule::derive(11, index, sink);
+                let schedule = sqlite(11, index, sink);
                 for step in &schedule.steps {
                     match &step.fault {
                         Fault::Kill { slot, .. }
@@ -414,6 +560,7 @@ mod tests {
                         }
                         Fault::TearLine => assert_eq!(sink, SinkKind::Jsonl),
                         Fault::Lock { .. } => {}
+                        other => panic!("a fault of another source: {other:?}"),
                     }
                 }
             }

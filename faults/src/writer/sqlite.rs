@@ -1,8 +1,8 @@
-//! A writer: an application of one thread that appends business rows with their events.
+//! A writer on SQLite: an application of one thread.
 //!
-//! What lives here: the body of a writer's process. What does not: starting and killing it.
-//! Invariant: an event and its row of truth are written in one transaction or not at all; the
-//! payload begins with the event's own id, so that two events never say the same.
+//! What lives here: the body of a writer's process, and of one that holds the write lock. What does
+//! not: starting and killing it.
+//! Invariant: an event and its row of truth are written in one transaction or not at all.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -15,14 +15,9 @@ use rand::RngExt;
 use rand::rngs::StdRng;
 use uuid::Uuid;
 
-use crate::world::{WRITER_HEADER, connect};
-
-/// Keys that most events share, and how many others there are.
-const HOT_KEYS: u32 = 5;
-const COLD_KEYS: u32 = 400;
-const TOPIC: &str = "fault/events";
-const BINARY: &str = "application/octet-stream";
-const JSON: &str = "application/json";
+use super::{TOPIC, key, payload, what};
+use crate::world::WRITER_HEADER;
+use crate::world::sqlite::connect;
 
 /// What a writer is told.
 #[derive(Debug, Clone, Copy)]
@@ -76,37 +71,12 @@ fn transaction(connection: &mut Connection, writer: &str, rng: &mut StdRng) -> R
     tx.commit().context("commit")
 }
 
-fn key(rng: &mut StdRng) -> String {
-    match rng.random_bool(0.6) {
-        true => format!("hot {}", rng.random_range(0..HOT_KEYS)),
-        false => format!("köld/{}", rng.random_range(0..COLD_KEYS)),
-    }
-}
-
-fn payload(id: Uuid, json: bool, rng: &mut StdRng) -> Vec<u8> {
-    if json {
-        // Spaces, an escape and a number beyond 2^53 stay as they are.
-        let number = rng.random::<u64>();
-        return format!("{{ \"id\":\"{id}\", \"n\": {number}, \"t\":\"\\u00e9\\n é\"}}")
-            .into_bytes();
-    }
-    let length = if rng.random_bool(0.01) {
-        rng.random_range(50_000..200_000)
-    } else {
-        rng.random_range(0..400)
-    };
-    let mut bytes = id.as_bytes().to_vec();
-    bytes.resize_with(16 + length, || rng.random());
-    bytes
-}
-
 /// One event and its row of truth.
 fn event(tx: &Transaction<'_>, key: &str, writer: &str, rng: &mut StdRng) -> Result<EventId> {
     let id = Uuid::now_v7();
     let json = rng.random_bool(0.3);
-    let content_type = if json { JSON } else { BINARY };
+    let (event_type, content_type) = what(json);
     let payload = payload(id, json, rng);
-    let event_type = if json { "ThingSaid" } else { "ThingDone" };
     if rng.random_bool(0.15) {
         let headers = format!("{{\"{WRITER_HEADER}\":\"{writer}\"}}");
         tx.prepare_cached(
