@@ -1,10 +1,11 @@
 //! Benchmarks of Postrider: `cargo xtask bench NAME`.
 //!
 //! What lives here: the command line. What does not: how figures are judged (`figure.rs`) and what
-//! is measured (`relay/`).
+//! is measured (`relay/`, `postgres/`).
 //! Invariant: a goal is judged on a median, and a ratio's baseline is taken in the same run.
 
 mod figure;
+mod postgres;
 mod relay;
 mod world;
 
@@ -18,6 +19,7 @@ use figure::Report;
 ///   cargo xtask bench relay            a table
 ///   cargo xtask bench relay --json     a JSON line for each figure
 ///   cargo xtask bench relay --check    exit 1 when a goal is missed
+///   cargo xtask bench postgres-feed --figure drain
 #[derive(Parser)]
 #[command(name = "cargo xtask bench", verbatim_doc_comment)]
 struct Cli {
@@ -44,6 +46,9 @@ struct Cli {
 enum Bench {
     /// The engine, SQLite to JSON lines, memory, keys, the cost of appending, a poisoned key.
     Relay,
+    /// PostgreSQL, on a server that the benchmark starts: draining, latency, rest, the cost to
+    /// writers, long transactions, ticks, pruning.
+    PostgresFeed(postgres::Args),
     /// Part of `relay`: drains a database and prints its own peak memory.
     #[command(hide = true)]
     Drain {
@@ -62,6 +67,11 @@ fn main() -> Result<std::process::ExitCode> {
         Bench::Relay => {
             let mut report = Report::new("relay", cli.json, cli.figure);
             relay::run(&mut report, cli.runs, cli.smoke)?;
+            Ok(report.end(cli.check && !cli.smoke))
+        }
+        Bench::PostgresFeed(args) => {
+            let mut report = Report::new("postgres-feed", cli.json, cli.figure);
+            postgres::run(&mut report, &args, cli.runs, cli.smoke)?;
             Ok(report.end(cli.check && !cli.smoke))
         }
         Bench::Drain { database, file, events } => {

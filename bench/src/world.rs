@@ -88,10 +88,18 @@ pub(crate) fn relay<S>(store: Arc<S>, sink: Arc<dyn Sink>) -> Result<Relay>
 where
     S: Feed + RelayStore + 'static,
 {
+    relay_named("bench", store, sink)
+}
+
+/// The same as a group and a consumer of its own: one that begins at the oldest event.
+pub(crate) fn relay_named<S>(name: &str, store: Arc<S>, sink: Arc<dyn Sink>) -> Result<Relay>
+where
+    S: Feed + RelayStore + 'static,
+{
     let source = Arc::new(FeedSource::new(Arc::clone(&store), clock(), PollInterval::default()));
-    let options = RelayOptions::new(GroupName::new("bench")?, RelayId::new("bench")?);
+    let options = RelayOptions::new(GroupName::new(name)?, RelayId::new(name)?);
     let builder = Relay::builder(source, store, options);
-    Ok(builder.sink(SinkOptions::new(ConsumerName::new("bench")?), sink).build()?)
+    Ok(builder.sink(SinkOptions::new(ConsumerName::new(name)?), sink).build()?)
 }
 
 /// Runs the relay until `events` are published, stops it, and returns how long it took up to the

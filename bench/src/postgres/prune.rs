@@ -1,0 +1,180 @@
+//! Pruning: how long it takes, and what writers notice of it.
+//!
+//! What lives here: pruning a backlog of sent rows beside writers, also while a long transaction has
+//! the outbox open. What does not: what may be pruned, which is the store's.
+//! Invariant: writers, a relay and retention run as in production; only the checkpoint over the
+//! backlog is set by hand, because delivering it is not what is measured here.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+use postrider_core::{Retention, RetentionPolicy};
+use postrider_servers::postgres::Database;
+use postrider_store_postgres::PostgresStore;
+use tokio_util::sync::CancellationToken;
+
+use super::paced::{Attached, Waits, Writers, writers_waits};
+use super::server::{Measured, Session, store};
+use super::{Setting, tables};
+use crate::figure::{Goal, Report, Samples};
+
+/// Everything that is passed goes at once.
+const POLICY: RetentionPolicy =
+    RetentionPolicy { keep: Duration::ZERO, batch: 10_000, dry_run: false };
+/// Between two calls: as long as a checkpoint takes.
+const BETWEEN: Duration = Duration::from_millis(100);
+/// Writers are watched for at least so long: enough events for a 99th percentile.
+const WINDOW: Duration = Duration::from_secs(2);
+const SMOKE_WINDOW: Duration = Duration::from_millis(500);
+const GIVE_UP: Duration = Duration::from_secs(120);
+
+/// The consumer has passed the newest tick.
+const PASS: &str = "INSERT INTO postrider.checkpoint (outbox, consumer, partition, position)
+    SELECT 'outbox', 'paced', i || '/8', int8send(t.stamp) || int8send(t.seq_hi)
+    FROM generate_series(0, 7) AS i,
+        (SELECT stamp, seq_hi FROM postrider.outbox_tick ORDER BY stamp DESC LIMIT 1) AS t
+    ON CONFLICT (outbox, consumer, partition) DO UPDATE SET position = excluded.position";
+
+/// What one pruning showed.
+struct Pruning {
+    work: f64,
+    p99: (f64, f64),
+    longest: f64,
+}
+
+pub(crate) async fn measure(
+    report: &mut Report,
+    measured: &Measured,
+    setting: &Setting,
+) -> Result<()> {
+    let database = measured.database()?;
+    let store = store(&database).await?;
+    let session = Session::open(&database).await?;
+    // Every wait of a writer for a lock of more than a millisecond is written to the log.
+    session
+        .run(&format!("ALTER DATABASE {} SET deadlock_timeout = '1ms'", database.name()))
+        .await?;
+    let writers = Writers::connect(&database).await?;
+    let window = if setting.smoke { SMOKE_WINDOW } else { WINDOW };
+    let bench = Bench { measured, database: &database, store, session, writers, window };
+    let (rows, less) = (setting.prune_rows(), setting.prune_rows() / 10);
+    let most = |goal| Some(Goal::AtMost(goal));
+    let mut work = Vec::new();
+    for _ in 0..setting.runs.min(3) {
+        work.push(bench.prune(rows, false).await?.work);
+    }
+    report.absolute("prune: work for all rows", &Samples(work), "s", most(2.0));
+    for (hold, with) in [(false, ""), (true, ", outbox held open")] {
+        let (mut p99, mut longest) = (Vec::new(), Vec::new());
+        for _ in 0..setting.runs {
+            let pruning = bench.prune(less, hold).await?;
+            p99.push(pruning.p99);
+            longest.push(pruning.longest);
+        }
+        let figure = format!("prune: p99 of writers, against before{with}");
+        report.ratio(&figure, &p99, "ms", Goal::AtMost(1.1));
+        // The longest of all, not their median.
+        let longest = Samples(vec![longest.into_iter().fold(0.0, f64::max)]);
+        let figure = format!("prune: longest wait of a writer{with}");
+        report.absolute(&figure, &longest, "ms", most(50.0));
+    }
+    Ok(())
+}
+
+struct Bench<'a> {
+    measured: &'a Measured,
+    database: &'a Database,
+    store: PostgresStore,
+    session: Session,
+    writers: Writers,
+    window: Duration,
+}
+
+impl Bench<'_> {
+    async fn prune(&self, rows: u64, hold: bool) -> Result<Pruning> {
+        tables::fill(&self.session, rows, 100_000).await?;
+        self.session.run("SELECT postrider.outbox_tick(0)").await?;
+        self.session.run(PASS).await?;
+        self.session.run("CHECKPOINT").await?;
+        let relay = Attached::to(&self.store)?;
+        let never = CancellationToken::new();
+        let warm = self.writers.append(Duration::from_secs(1), &never).await?;
+        relay.waits(&warm).await?;
+        let before = self.writers.append(self.window, &never).await?;
+        let log = std::fs::read_to_string(self.measured.log())?.len();
+        let held = if hold { Some(self.hold().await?) } else { None };
+        let stop = CancellationToken::new();
+        let (during, work) = tokio::join!(
+            self.writers.append(GIVE_UP, &stop),
+            self.work(rows, held.as_ref(), &stop)
+        );
+        let (during, work) = (during?, work?);
+        relay.end().await?;
+        let p99 = |waits: Waits| waits.percentile(99);
+        let log = std::fs::read_to_string(self.measured.log())?.split_off(log);
+        Ok(Pruning {
+            work: work.as_secs_f64(),
+            p99: (p99(writers_waits(&during)), p99(writers_waits(&before))),
+            longest: log.lines().filter_map(waited_ms).fold(0.0, f64::max),
+        })
+    }
+
+    /// Prunes until the rows are gone, and for at least the window; then stops the writers. The
+    /// time spent in the calls.
+    async fn work(
+        &self,
+        rows: u64,
+        held: Option<&Session>,
+        stop: &CancellationToken,
+    ) -> Result<Duration> {
+        let stop = stop.clone().drop_guard();
+        let (began, mut work, mut gone, mut holds) =
+            (Instant::now(), Duration::ZERO, 0, held.is_some());
+        while gone < rows || began.elapsed() < self.window {
+            ensure!(began.elapsed() < GIVE_UP, "{gone} rows of {rows} were pruned");
+            if holds && began.elapsed() >= self.window {
+                ensure!(gone == 0, "rows were pruned under an open transaction");
+                if let Some(held) = held {
+                    held.run("COMMIT").await?;
+                }
+                holds = false;
+            }
+            if gone < rows {
+                let call = Instant::now();
+                gone += self.store.prune(None, &POLICY).await?.events;
+                work += call.elapsed();
+            }
+            tokio::time::sleep(BETWEEN).await;
+        }
+        drop(stop);
+        Ok(work)
+    }
+
+    /// A transaction that has read the outbox and stays open.
+    async fn hold(&self) -> Result<Session> {
+        let session = Session::open(self.database).await?;
+        session.run("BEGIN; SELECT FROM postrider.outbox LIMIT 1").await?;
+        Ok(session)
+    }
+}
+
+/// How long a writer waited for a table, if this line of the log tells that.
+fn waited_ms(line: &str) -> Option<f64> {
+    let wait = line.split_once(" acquired RowExclusiveLock on relation ")?.1;
+    wait.split_once(" after ")?.1.strip_suffix(" ms")?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_writers_waits_for_tables_count() {
+        let line = |what: &str| format!("UTC [7] [unknown] LOG:  process 7 acquired {what}");
+        let waited = |what: &str| waited_ms(&line(what));
+        let of = "relation 16385 of database 5 after 35.220 ms";
+        assert_eq!(waited(&format!("RowExclusiveLock on {of}")), Some(35.22));
+        assert_eq!(waited(&format!("AccessExclusiveLock on {of}")), None);
+        assert_eq!(waited("ExclusiveLock on advisory lock [5,1,2,2] after 35.220 ms"), None);
+    }
+}
