@@ -7,8 +7,9 @@
 #![expect(clippy::disallowed_methods, reason = "sessions and writers end with their test")]
 
 use std::process::Command;
+use std::time::{Duration, Instant};
 
-use postrider_servers::postgres::{Database, Version, shared};
+use postrider_servers::postgres::{Database, Options, Version, shared};
 use postrider_store_postgres::{PostgresOptions, schema_sql};
 use tokio_postgres::{Client, NoTls};
 
@@ -231,5 +232,61 @@ async fn raised_partitions_end_and_name_their_successors() {
         assert_eq!(seen, ["a", "a", "b", "b", "c", "c"]);
         let sql = "SELECT outbox || ' ' || partitions FROM postrider.outboxes()";
         assert_eq!(column(&session, sql).await, ["outbox 24"]);
+    }
+}
+
+/// A standby serves what was cut on the primary; it makes no ticks itself. A reader has no right on
+/// anything but reading.
+#[tokio::test]
+async fn a_reader_follows_the_feed_on_a_standby() {
+    for version in Version::ALL {
+        let server = Options::new(version).launch().expect("a server");
+        let database = server.create_database().expect("a database");
+        let sql = schema_sql(&PostgresOptions::new(database.url()));
+        database.psql(&sql).expect("the SQL is valid");
+        let primary = session(&database.url()).await;
+        let role = "CREATE ROLE following LOGIN; SELECT postrider.grant_reader('following');
+            CREATE TABLE item (id integer PRIMARY KEY); GRANT SELECT ON item TO following;
+            SELECT postrider.setup_feed('item')";
+        primary.batch_execute(role).await.expect("a role");
+        append(&primary, &["k"]).await;
+        primary.batch_execute("INSERT INTO item VALUES (7)").await.expect("insert");
+        let tick = "SELECT postrider.tick(min_interval_ms => 0)";
+        primary.batch_execute(tick).await.expect("tick");
+        let standby = tokio::task::spawn_blocking(move || {
+            let standby = server.standby().expect("a standby");
+            (server, standby)
+        });
+        let (server, standby) = standby.await.expect("no panic");
+        let reader = session(&standby.url("following", database.name())).await;
+        let read = "SELECT key FROM postrider.read_feed('outbox',
+            postrider.partition_of('k', 8), postrider.position_at('outbox', now() - interval '1 h'))
+            WHERE appended_at IS NOT NULL";
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while column(&reader, read).await != ["k"] {
+            assert!(Instant::now() < deadline, "the standby has it");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        let joined = "SELECT r.row::text FROM postrider.read_table_feed('item',
+            postrider.partition_of('7', 8), NULL) AS r WHERE r.appended_at IS NOT NULL";
+        while column(&reader, joined).await != ["{\"id\": 7}"] {
+            assert!(Instant::now() < deadline, "the standby has it");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        let (code, text) = refusal(&reader, tick).await;
+        assert!(code == "25006" && text.contains("primary"), "{code} {text}");
+        // On the primary the same role may cut, and neither append nor raise.
+        let reader = session(&server.url("following", database.name())).await;
+        reader.batch_execute(tick).await.expect("tick");
+        for sql in [
+            "SELECT postrider.append('k', 't', 'T', 'x'::text)",
+            "SELECT postrider.raise_partitions('outbox', 16)",
+            "SELECT postrider.adopt_table('item', '{\"key\": \"id\"}')",
+            "SELECT postrider.setup_feed('item', '{id}', events => '{deleted}')",
+            "SELECT postrider.lock_feed('f', 0)",
+        ] {
+            let (code, text) = refusal(&reader, sql).await;
+            assert_eq!(code, "42501", "{sql}: {text}");
+        }
     }
 }
