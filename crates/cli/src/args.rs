@@ -364,6 +364,8 @@ A file that delivers a SQLite outbox to a webhook:
   url          = \"https://example.com/events\"
   signing_keys = [\"env:WEBHOOK_KEY\"]   # or file:PATH; any text may be a reference
 
+For PostgreSQL: kind = \"postgres-feed\", url = \"env:DATABASE_URL\"
+
 Every other key has a safe default: postrider config schema lists them.")]
 pub(crate) enum ConfigCommand {
     /// Check a file; nothing is connected to

@@ -25,6 +25,8 @@ use crate::output::{Cell, Output, Tone, escape, roughly, time};
 
 /// A consumer with pending events whose checkpoint has not moved for this long is stuck or dead.
 const STALE_AFTER: Duration = Duration::from_secs(60);
+/// The same, when it is rather dead: what it has not passed is kept for ever.
+const DEAD_AFTER: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// Prints the picture.
 ///
@@ -39,11 +41,13 @@ pub(super) fn run(global: &Global, args: &StatusArgs, output: Output) -> Result<
     block_on(async {
         let opened = open(&config).await?;
         let picture = Picture::take(&opened, group).await?;
-        let warnings = picture.warnings(&config);
+        let mut warnings = picture.warnings(&config);
+        let advice = (opened.look)().await.source_context("look for trouble")?;
+        warnings.extend(advice.attention);
         if output.json {
-            output.json_document(&picture.json(&opened, &warnings))?;
+            output.json_document(&picture.json(&opened, &warnings, &advice.weaker))?;
         } else {
-            picture.print(&opened, &warnings, output)?;
+            picture.print(&opened, &warnings, &advice.weaker, output)?;
         }
         let attention = args.check && !warnings.is_empty();
         Ok(if attention { ExitCode::FAILURE } else { ExitCode::SUCCESS })
@@ -159,10 +163,17 @@ impl Picture {
         for (name, total) in &totals {
             let still = self.now.since(total.moved);
             if total.pending > 0 && still > STALE_AFTER {
+                let name = name.as_str();
+                let dead = match still > DEAD_AFTER {
+                    true => format!(
+                        "; they are kept until it moves: if nobody reads as it any more, \
+                         postrider consumers remove {name:?}"
+                    ),
+                    false => String::new(),
+                };
                 warnings.push(format!(
-                    "consumer {:?} has not moved for {} with {} events pending; look at the \
-                     relay's log and /readyz",
-                    name.as_str(),
+                    "consumer {name:?} has not moved for {} with {} events pending; look at the \
+                     relay's log and /readyz{dead}",
                     roughly(still),
                     total.pending
                 ));
@@ -184,7 +195,7 @@ impl Picture {
         warnings
     }
 
-    fn json(&self, opened: &Opened, warnings: &[String]) -> Json {
+    fn json(&self, opened: &Opened, warnings: &[String], weaker: &[String]) -> Json {
         let partitions = self.heads.iter().map(|(partition, head)| {
             let lease = self.leases.iter().find(|lease| lease.partition.as_str() == partition);
             json!({
@@ -218,10 +229,17 @@ impl Picture {
             "partitions": partitions.collect::<Vec<_>>(),
             "consumers": consumers.collect::<Vec<_>>(),
             "warnings": warnings,
+            "advice": weaker,
         })
     }
 
-    fn print(&self, opened: &Opened, warnings: &[String], output: Output) -> Result<()> {
+    fn print(
+        &self,
+        opened: &Opened,
+        warnings: &[String],
+        weaker: &[String],
+        output: Output,
+    ) -> Result<()> {
         output.line(format!(
             "{}, schema version {}, group {}",
             output.paint(Tone::Strong, opened.shown.as_str()),
@@ -276,15 +294,13 @@ impl Picture {
             "CHECKPOINT",
         ];
         output.table(&heading, &rows.collect::<Vec<_>>())?;
-        if !warnings.is_empty() {
+        if !(warnings.is_empty() && weaker.is_empty()) {
             output.line("")?;
         }
-        for warning in warnings {
-            output.line(format!(
-                "{} {}",
-                output.paint(Tone::Warn, "attention:"),
-                escape(warning)
-            ))?;
+        let attention = warnings.iter().map(|text| (Tone::Warn, "attention:", text));
+        let advice = weaker.iter().map(|text| (Tone::Faint, "advice:", text));
+        for (tone, word, text) in attention.chain(advice) {
+            output.line(format!("{} {}", output.paint(tone, word), escape(text)))?;
         }
         Ok(())
     }

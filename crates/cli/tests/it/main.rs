@@ -14,6 +14,8 @@ mod feed;
 mod harness;
 #[cfg(feature = "webhook")]
 mod letters;
+#[cfg(feature = "postgres")]
+mod postgres;
 mod run;
 #[cfg(feature = "otlp")]
 mod traces;
