@@ -29,7 +29,7 @@
 //! ```
 //!
 //! Each store has its own `append`, because each driver has its own transactions: for SQLite see
-//! [`sqlite::append`]. Where entities are stored as documents, a [`UnitOfWork`] saves them and the
+//! [`sqlite::append`], for PostgreSQL [`postgres::Outbox`](postgres). Where entities are stored as documents, a [`UnitOfWork`] saves them and the
 //! events they raised in one commit.
 //!
 //! # Delivering it
@@ -44,7 +44,9 @@
 //! | feature | default | gives |
 //! |---|---|---|
 //! | `sqlite` | yes | [`sqlite`]: outbox, feed, documents and inbox in SQLite, by `rusqlite` |
-//! | `sqlx` | no | the same inside transactions of `sqlx` |
+//! | `sqlx` | no | SQLite: append and inbox inside transactions of `sqlx` |
+//! | `postgres` | no | [`postgres`]: the same in PostgreSQL, by `tokio-postgres` and `deadpool` |
+//! | `postgres-sqlx` | no | append in transactions of `sqlx` |
 //! | `relay` | yes | [`relay`]: the relay and subscriptions |
 //! | `jsonl` | yes | [`sinks::jsonl`]: events as JSON lines |
 //! | `webhook` | no | [`sinks::webhook`](sinks): events as signed HTTP requests |
@@ -59,6 +61,9 @@ pub mod sinks;
 pub use postrider_core::*;
 #[doc(inline)]
 pub use postrider_macros::{DomainEvent, Entity};
+#[cfg(feature = "postgres")]
+#[doc(inline)]
+pub use postrider_store_postgres as postgres;
 #[cfg(feature = "sqlite")]
 #[doc(inline)]
 pub use postrider_store_sqlite as sqlite;
@@ -76,3 +81,7 @@ mod unit_of_work_guide {}
 #[cfg(all(doctest, feature = "sqlite"))]
 #[doc = include_str!("../../../docs/stores/sqlite.md")]
 mod sqlite_guide {}
+
+#[cfg(all(doctest, feature = "postgres", feature = "relay"))]
+#[doc = include_str!("../../../docs/stores/postgres.md")]
+mod postgres_guide {}

@@ -9,3 +9,5 @@
 
 mod examples;
 mod hello;
+#[cfg(feature = "postgres")]
+mod on_postgres;
