@@ -7,13 +7,14 @@
 use std::sync::Arc;
 
 use anyhow::Context as _;
+use postrider::postgres::{PostgresOptions, PostgresStore};
 use postrider::sinks::webhook::verify::Verifier;
 use postrider::sqlite::{SqliteOptions, SqliteStore};
 use postrider::{DocumentStore, SystemClock};
 use tokio_util::sync::CancellationToken;
 
 use crate::config::{Config, StoreConfig};
-use crate::receiver::{Journal, Receiver, SqliteJournal};
+use crate::receiver::{Journal, PostgresJournal, Receiver, SqliteJournal};
 use crate::service::{Parts, Service};
 
 /// Opens the store and puts the service together.
@@ -46,6 +47,12 @@ async fn open_store(
             let store = SqliteStore::open(options).await.with_context(place)?;
             let journal = SqliteJournal::open(store.clone(), path.clone()).await;
             Ok((Arc::new(store), Arc::new(journal.with_context(place)?)))
+        }
+        StoreConfig::Postgres { url, busy_timeout } => {
+            let options = PostgresOptions::new(url.expose()).statement_timeout(busy_timeout);
+            let store = PostgresStore::open(options).await.context("open the database")?;
+            let journal = PostgresJournal::open(store.clone()).await;
+            Ok((Arc::new(store), Arc::new(journal.context("open the journal")?)))
         }
     }
 }

@@ -19,12 +19,24 @@ pub enum StoreConfig {
         /// How long a write waits for another one before the answer is 503.
         busy_timeout: Duration,
     },
+    /// A PostgreSQL database; its tables are made when they are missing.
+    Postgres {
+        /// Its URL.
+        url: Secret,
+        /// How long a write waits for another one before the answer is 503.
+        busy_timeout: Duration,
+    },
 }
 
 impl StoreConfig {
     /// A SQLite file with the default wait of 5 s.
     pub fn sqlite(path: impl Into<PathBuf>) -> Self {
         Self::Sqlite { path: path.into(), busy_timeout: Duration::from_secs(5) }
+    }
+
+    /// A PostgreSQL database with the default wait of 5 s.
+    pub fn postgres(url: impl Into<String>) -> Self {
+        Self::Postgres { url: Secret::new(url), busy_timeout: Duration::from_secs(5) }
     }
 }
 

@@ -24,6 +24,14 @@ struct Args {
     /// The SQLite file; made when it is missing.
     #[arg(long, default_value = "contacts.db", env = "CONTACTS_DATABASE")]
     database: PathBuf,
+    /// The PostgreSQL database, for --store postgres: postgres://user:password@host/name.
+    #[arg(
+        long,
+        env = "CONTACTS_DATABASE_URL",
+        hide_env_values = true,
+        required_if_eq("store", "postgres")
+    )]
+    database_url: Option<String>,
     /// Address and port to listen on.
     #[arg(long, default_value = "127.0.0.1:8080", env = "CONTACTS_LISTEN")]
     listen: SocketAddr,
@@ -42,14 +50,17 @@ struct Args {
 #[derive(Debug, Clone, Copy, ValueEnum)]
 enum Store {
     Sqlite,
+    Postgres,
 }
 
 impl From<Args> for Config {
     fn from(args: Args) -> Self {
+        let busy_timeout = Duration::from_millis(args.busy_timeout_ms);
         let store = match args.store {
-            Store::Sqlite => StoreConfig::Sqlite {
-                path: args.database,
-                busy_timeout: Duration::from_millis(args.busy_timeout_ms),
+            Store::Sqlite => StoreConfig::Sqlite { path: args.database, busy_timeout },
+            Store::Postgres => StoreConfig::Postgres {
+                url: Secret::new(args.database_url.unwrap_or_default()),
+                busy_timeout,
             },
         };
         let preconditions =

@@ -6,6 +6,7 @@
 //! journal, once, however often it is delivered.
 
 mod journal;
+mod postgres;
 mod sqlite;
 mod stream;
 
@@ -30,6 +31,7 @@ use uuid::Uuid;
 pub(crate) use journal::NoJournal;
 pub use journal::ReceivedEvent;
 pub(crate) use journal::{Journal, Receipt};
+pub(crate) use postgres::PostgresJournal;
 pub(crate) use sqlite::SqliteJournal;
 pub use stream::EventStream;
 

@@ -3,7 +3,7 @@
 use reqwest::StatusCode;
 use serde_json::{Value, json};
 
-use crate::harness::Running;
+use super::harness::Running;
 
 /// Neither client sends a condition, and each writes a part of its own: after both, both parts
 /// must be there. A change that was refused (409, when others always were faster) may be absent.

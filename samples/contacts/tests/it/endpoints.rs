@@ -1,11 +1,10 @@
 //! Every row of the endpoint table, and every rule of validation.
 
-use postrider::sqlite::rusqlite::Connection;
 use postrider_sample_contacts::Preconditions;
 use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
 
-use crate::harness::{Answer, Running, john};
+use super::harness::{Answer, Kept as _, Running, john};
 
 const MISSING: &str = "/api/contacts/00000000-0000-4000-8000-000000000000";
 
@@ -363,9 +362,7 @@ async fn delete_hides_the_contact_and_a_second_one_finds_none() {
     Answer::of(known).await.problem(404);
     service.delete(MISSING).await.problem(404);
     assert_eq!(service.get("/api/contacts").await.json()["items"], json!([]));
-    let kept = "SELECT count(*) FROM postrider_document WHERE deleted = 1";
-    let database = Connection::open(service.database()).unwrap();
-    assert_eq!(database.query_row(kept, [], |row| row.get::<_, u32>(0)).unwrap(), 1);
+    assert_eq!(service.kept.deleted_documents(), 1);
     let types = ["ContactCreatedEvent", "ContactEmailUpdatedEvent", "ContactDeletedEvent"];
     assert_eq!(service.event_types().await, types);
     service.stop().await;

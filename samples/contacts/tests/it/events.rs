@@ -3,7 +3,7 @@
 use reqwest::Method;
 use serde_json::{Value, json};
 
-use crate::harness::{Answer, Running, john};
+use super::harness::{Answer, Running, john};
 
 /// The event's payload without the members that differ each time, which are checked here.
 fn payload(record: &postrider::Record) -> Value {

@@ -1,11 +1,14 @@
-//! A service on a port and in a folder of its own, and what tests ask of it.
+//! A service on a port and a store of its own, and what tests ask of it.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
+use postrider::postgres::{PostgresOptions, PostgresStore};
+use postrider::sqlite::rusqlite::Connection;
 use postrider::sqlite::{SqliteOptions, SqliteStore};
 use postrider::{BatchLimit, ConsumerName, Entry, Feed, Position, Record};
 use postrider_sample_contacts::{Config, StoreConfig, serve};
+use postrider_servers::postgres;
 use reqwest::{Method, RequestBuilder, Response, StatusCode};
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -16,25 +19,129 @@ use tokio::task::JoinSet;
 /// Longest wait for anything that must happen.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(30);
 
-pub(crate) struct Running {
+/// Where a service keeps its contacts, and what a test looks up there.
+pub(crate) trait Kept: Sized {
+    fn fresh() -> Self;
+
+    fn config(&self) -> StoreConfig;
+
+    /// How many contacts are kept that were deleted.
+    fn deleted_documents(&self) -> u32;
+
+    /// Everything in the outbox, in the order in which it was appended.
+    async fn outbox(&self) -> Vec<Record>;
+}
+
+/// A SQLite file in a folder of its own.
+pub(crate) struct SqliteFile(TempDir);
+
+impl SqliteFile {
+    pub(crate) fn path(&self) -> PathBuf {
+        self.0.path().join("contacts.db")
+    }
+}
+
+impl Kept for SqliteFile {
+    fn fresh() -> Self {
+        Self(TempDir::new().expect("make a folder"))
+    }
+
+    fn config(&self) -> StoreConfig {
+        StoreConfig::sqlite(self.path())
+    }
+
+    fn deleted_documents(&self) -> u32 {
+        let database = Connection::open(self.path()).expect("open the file");
+        let sql = "SELECT count(*) FROM postrider_document WHERE deleted = 1";
+        database.query_row(sql, [], |row| row.get(0)).expect("read the documents")
+    }
+
+    async fn outbox(&self) -> Vec<Record> {
+        let store = SqliteStore::open(SqliteOptions::new(self.path())).await;
+        records(&store.expect("open the store")).await
+    }
+}
+
+/// A fresh database on a PostgreSQL server.
+pub(crate) struct PostgresDatabase(postgres::Database);
+
+impl PostgresDatabase {
+    pub(crate) fn url(&self) -> String {
+        self.0.url()
+    }
+}
+
+impl Kept for PostgresDatabase {
+    fn fresh() -> Self {
+        Self(postgres::shared(postgres::Version::V15).expect("a server"))
+    }
+
+    fn config(&self) -> StoreConfig {
+        StoreConfig::postgres(self.0.url())
+    }
+
+    fn deleted_documents(&self) -> u32 {
+        let sql = "SELECT count(*) FROM postrider.document WHERE deleted";
+        self.0.psql(sql).expect("read the documents").parse().expect("a number")
+    }
+
+    async fn outbox(&self) -> Vec<Record> {
+        let store = PostgresStore::open(PostgresOptions::new(self.0.url())).await;
+        records(&store.expect("open the store")).await
+    }
+}
+
+async fn records(store: &impl Feed) -> Vec<Record> {
+    let consumer = ConsumerName::new("test").expect("a valid name");
+    let limit = BatchLimit { records: 10_000, bytes: usize::MAX };
+    let mut records = Vec::new();
+    for partition in store.partitions(&consumer).await.expect("list the partitions") {
+        let mut after = Position::START;
+        loop {
+            let page = store.read(&partition, &after, limit).await.expect("read the partition");
+            if page.entries.is_empty() {
+                break;
+            }
+            after = page.position;
+            for entry in page.entries {
+                match entry {
+                    Entry::Record(record) => records.push(record),
+                    Entry::Malformed(bad) => panic!("malformed record: {}", bad.reason),
+                }
+            }
+        }
+    }
+    records.sort_by(|a, b| a.position.as_bytes().cmp(b.position.as_bytes()));
+    records
+}
+
+pub(crate) type Running = RunningOn<SqliteFile>;
+
+pub(crate) struct RunningOn<K> {
     pub(crate) base: String,
     pub(crate) client: reqwest::Client,
-    folder: TempDir,
+    pub(crate) kept: K,
     stop: oneshot::Sender<()>,
     tasks: JoinSet<()>,
 }
 
 impl Running {
+    pub(crate) fn database(&self) -> PathBuf {
+        self.kept.path()
+    }
+}
+
+impl<K: Kept> RunningOn<K> {
     pub(crate) async fn start() -> Self {
         Self::with(|_| {}).await
     }
 
     pub(crate) async fn with(change: impl FnOnce(&mut Config)) -> Self {
-        Self::in_folder(TempDir::new().expect("make a folder"), change).await
+        Self::on(K::fresh(), change).await
     }
 
-    pub(crate) async fn in_folder(folder: TempDir, change: impl FnOnce(&mut Config)) -> Self {
-        let mut config = Config::new(StoreConfig::sqlite(database(&folder)));
+    pub(crate) async fn on(kept: K, change: impl FnOnce(&mut Config)) -> Self {
+        let mut config = Config::new(kept.config());
         change(&mut config);
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("bind a free port");
         let address = listener.local_addr().expect("a bound listener has an address");
@@ -46,19 +153,15 @@ impl Running {
         });
         let client = reqwest::Client::builder().no_proxy().timeout(DEADLINE);
         let client = client.build().expect("build a client");
-        Self { base: format!("http://{address}"), client, folder, stop, tasks }
+        Self { base: format!("http://{address}"), client, kept, stop, tasks }
     }
 
-    /// Stops the service and gives its folder back; fails if it does not drain.
-    pub(crate) async fn stop(mut self) -> TempDir {
+    /// Stops the service and gives back what it keeps; fails if it does not drain.
+    pub(crate) async fn stop(mut self) -> K {
         self.stop.send(()).expect("the service waits for its stop");
         let ended = tokio::time::timeout(DEADLINE, self.tasks.join_next()).await;
         ended.expect("the service drains").expect("one task").expect("it ends without a panic");
-        self.folder
-    }
-
-    pub(crate) fn database(&self) -> PathBuf {
-        database(&self.folder)
+        self.kept
     }
 
     pub(crate) fn request(&self, method: Method, path: &str) -> RequestBuilder {
@@ -97,22 +200,7 @@ impl Running {
 
     /// Everything in the outbox, in the order in which it was appended.
     pub(crate) async fn outbox(&self) -> Vec<Record> {
-        let store = SqliteStore::open(SqliteOptions::new(self.database())).await;
-        let store = store.expect("open the store");
-        let consumer = ConsumerName::new("test").expect("a valid name");
-        let limit = BatchLimit { records: 10_000, bytes: usize::MAX };
-        let mut records = Vec::new();
-        for partition in store.partitions(&consumer).await.expect("list the partitions") {
-            let page = store.read(&partition, &Position::START, limit).await;
-            for entry in page.expect("read the partition").entries {
-                match entry {
-                    Entry::Record(record) => records.push(record),
-                    Entry::Malformed(bad) => panic!("malformed record: {}", bad.reason),
-                }
-            }
-        }
-        records.sort_by(|a, b| a.position.as_bytes().cmp(b.position.as_bytes()));
-        records
+        self.kept.outbox().await
     }
 
     /// The types of the events in the outbox.
@@ -120,10 +208,6 @@ impl Running {
         let outbox = self.outbox().await;
         outbox.iter().map(|record| record.event.event_type().to_string()).collect()
     }
-}
-
-fn database(folder: &TempDir) -> PathBuf {
-    folder.path().join("contacts.db")
 }
 
 /// The article's contact, under another first name.

@@ -1,10 +1,13 @@
-//! The sample service through real HTTP, on a real SQLite file.
+//! The sample service through real HTTP, on a real SQLite file, and what its clients see of it also
+//! on a real PostgreSQL server.
+#![allow(clippy::duplicate_mod, reason = "the same tests run on each store")]
 
 mod browser;
 mod concurrency;
 mod endpoints;
 mod events;
 mod harness;
+mod on_postgres;
 mod page;
 mod readme;
 mod receiver;

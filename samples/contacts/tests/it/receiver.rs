@@ -7,13 +7,13 @@ use base64::engine::general_purpose::STANDARD;
 use futures_util::StreamExt as _;
 use hmac::{Hmac, KeyInit as _, Mac as _};
 use postrider::Secret;
-use postrider_sample_contacts::{Config, StoreConfig};
+use postrider_sample_contacts::Config;
 use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
 use sha2::Sha256;
 use uuid::Uuid;
 
-use crate::harness::{Answer, DEADLINE, Running};
+use super::harness::{Answer, DEADLINE, Kept as _, Running};
 
 pub(crate) const KEY: &[u8] = b"a key of thirty-two bytes, exact";
 const OTHER_KEY: &[u8] = b"another key of thirty-two bytes.";
@@ -85,7 +85,11 @@ fn delivery(number: u128) -> Delivery {
 }
 
 /// Follows `/api/events` until it has shown `count` events: their ids in the stream, their data.
-async fn follow(service: &Running, last: Option<&str>, count: usize) -> Vec<(String, Value)> {
+pub(crate) async fn follow(
+    service: &Running,
+    last: Option<&str>,
+    count: usize,
+) -> Vec<(String, Value)> {
     let mut request = service.request(Method::GET, "/api/events");
     if let Some(last) = last {
         request = request.header("last-event-id", last);
@@ -186,8 +190,8 @@ async fn an_event_delivered_again_is_not_shown_again_also_after_a_restart() {
     for number in [1, 2, 1, 1] {
         assert_eq!(delivery(number).send(&service).await.status, StatusCode::NO_CONTENT);
     }
-    let folder = service.stop().await;
-    let service = Running::in_folder(folder, receiving).await;
+    let kept = service.stop().await;
+    let service = Running::on(kept, receiving).await;
     for number in [2, 1, 3] {
         assert_eq!(delivery(number).send(&service).await.status, StatusCode::NO_CONTENT);
     }
@@ -248,10 +252,10 @@ async fn a_page_sees_events_while_they_arrive() {
 async fn a_program_that_embeds_the_service_follows_only_what_arrives_from_then_on() {
     let service = Running::with(receiving).await;
     delivery(1).send(&service).await;
-    let folder = service.stop().await;
+    let kept = service.stop().await;
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let base = format!("http://{}", listener.local_addr().unwrap());
-    let mut config = Config::new(StoreConfig::sqlite(folder.path().join("contacts.db")));
+    let mut config = Config::new(kept.config());
     receiving(&mut config);
     let embedded = postrider_sample_contacts::open(config).await.expect("the service opens");
     let mut received = embedded.received();

@@ -66,8 +66,9 @@ async fn problems_carry_the_callers_trace_id_or_one_of_their_own() {
 #[tokio::test]
 async fn a_busy_store_answers_503_with_retry_after_and_recovers() {
     let service = Running::with(|config| {
-        let StoreConfig::Sqlite { busy_timeout, .. } = &mut config.store;
-        *busy_timeout = Duration::from_millis(50);
+        if let StoreConfig::Sqlite { busy_timeout, .. } = &mut config.store {
+            *busy_timeout = Duration::from_millis(50);
+        }
     })
     .await;
     let (path, _) = service.create("John").await;

@@ -109,8 +109,8 @@ async fn a_stop_answers_requests_under_way_and_does_not_wait_for_idle_clients() 
     };
     let (stopped, answer) = tokio::join!(stopping, finish);
     assert!(answer.starts_with("HTTP/1.1 201 "), "{answer}");
-    let folder = stopped.expect("the service drains");
-    let again = Running::in_folder(folder, |_| {}).await;
+    let kept = stopped.expect("the service drains");
+    let again = Running::on(kept, |_| {}).await;
     assert_eq!(again.event_types().await, ["ContactCreatedEvent"]);
     again.stop().await;
 }
