@@ -1,7 +1,7 @@
 //! Runs the commands and checks the configurations that the pages show, so that they stay true.
 //!
 //! What lives here: finding the blocks and running a page's blocks as one script. What does not:
-//! Rust blocks, which are doctests of the crates that include the page.
+//! Rust blocks, which are doctests of the crates that include the page; SQL (`sql_pages.rs`).
 //! Invariant: a page runs in an empty folder of its own, with the binary built from this tree first
 //! on the search path, and has to end by itself.
 
@@ -11,7 +11,7 @@ use std::process::Command;
 use anyhow::{Context, Result};
 
 use super::tally::Tally;
-use super::{Outcome, settings, steps};
+use super::{Outcome, settings, sql_pages, steps};
 use crate::process;
 use crate::workspace::{TextFile, Workspace};
 
@@ -38,7 +38,11 @@ pub(super) fn run(workspace: &Workspace) -> Result<Outcome> {
             output.push_str(&shown);
         }
     }
-    for page in workspace.files()?.iter().filter(|file| file.path.ends_with(".md")) {
+    let files = workspace.files()?;
+    let of_sql = sql_pages::run(&files, &target, &mut output)?;
+    tally.passed += of_sql.passed;
+    tally.failed += of_sql.failed;
+    for page in files.iter().filter(|file| file.path.ends_with(".md")) {
         let Some(script) = script(page) else { continue };
         match run_page(&page.path, &script, &target, &workspace.environment)? {
             None => tally.passed += 1,

@@ -7,6 +7,7 @@
 
 mod blocks;
 mod settings;
+mod sql_pages;
 mod steps;
 mod tally;
 pub(crate) mod tools;

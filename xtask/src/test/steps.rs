@@ -54,7 +54,7 @@ pub(super) const STEPS: &[Step] = &[
     check("doc", "the documentation builds without warnings", documentation),
     tests("test", "unit and integration tests", test),
     tests("doctest", "the examples in the documentation", doctest),
-    tests("blocks", "the shell commands in the pages", blocks::run),
+    tests("blocks", "the shell commands and the SQL in the pages", blocks::run),
     tests("faults", "a few schedules of faults with each sink", fault_smoke),
     tests("sim", "a hundred seeded worlds", sim_smoke),
     check("bench", "every benchmark runs (nothing is judged)", bench_smoke),
