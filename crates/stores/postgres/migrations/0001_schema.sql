@@ -83,6 +83,8 @@ CREATE TABLE {schema}.dead_letter (
     payload      bytea   NOT NULL,
     UNIQUE (outbox, consumer, partition, position)
 );
+-- Each heartbeat of a relay asks whether there is one; mostly it is empty.
+CREATE INDEX dead_letter_requeued ON {schema}.dead_letter (outbox) WHERE state = 'requeued';
 CREATE INDEX dead_letter_key ON {schema}.dead_letter (outbox, consumer, partition, key, number);
 
 CREATE TABLE {schema}.document (
@@ -99,6 +101,8 @@ CREATE TABLE {schema}.document (
     written_at    timestamptz NOT NULL DEFAULT clock_timestamp(),
     UNIQUE (partition_key, id)
 );
+-- What can run out at all.
+CREATE INDEX document_mortal ON {schema}.document (written_at) WHERE ttl > 0;
 CREATE INDEX document_type ON {schema}.document (type, number);
 CREATE SEQUENCE {schema}.document_version;
 

@@ -54,6 +54,26 @@ impl Outbox {
         let rows = tx.query_typed(&self.names.fill(FIRST_TIME), &params).await;
         Ok(!rows.map_err(failed(NOTE))?.is_empty())
     }
+
+    /// [`Outbox::first_time`] inside a transaction of `sqlx`.
+    ///
+    /// # Errors
+    /// As [`Outbox::first_time`].
+    #[cfg(feature = "sqlx")]
+    pub async fn first_time_sqlx(
+        &self,
+        tx: &mut sqlx::PgConnection,
+        consumer: &ConsumerName,
+        id: EventId,
+    ) -> Result<bool> {
+        sqlx::query(sqlx::AssertSqlSafe(self.names.fill(FIRST_TIME)))
+            .bind(consumer.as_str())
+            .bind(id.as_uuid())
+            .fetch_optional(tx)
+            .await
+            .map(|row| row.is_some())
+            .map_err(|error| crate::error::sqlx_error(NOTE, error))
+    }
 }
 
 /// How long ids are remembered.

@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use postrider_core::{
-    Acquired, Epoch, Error, GroupName, HeldLease, LeaseInfo, Leases, PartitionId, RelayId, Renewal,
-    Result,
+    Acquired, Epoch, Error, GroupName, Heartbeat, HeldLease, LeaseInfo, Leases, News, PartitionId,
+    RelayId, Renewal, Result,
 };
 use tokio_postgres::Row;
 use tokio_postgres::types::Type;
@@ -56,7 +56,7 @@ const ACQUIRE: &str = "WITH taken AS (
 
 /// All leases of one relay in one statement. Locks their rows, and the relay's own, which stays
 /// alive with them; a relay that has left the list is not put back on it. Each lease is compared
-/// again once its row's lock is there.
+/// again once its row's lock is there. What else it tells is read as of its beginning.
 const RENEW: &str = "WITH asked AS (
         SELECT * FROM unnest($1::text[], $2::text[], $3::text[], $4::bigint[])
             WITH ORDINALITY AS a (group_name, partition, holder, epoch, place)),
@@ -73,7 +73,14 @@ const RENEW: &str = "WITH asked AS (
         SET expires_at = clock_timestamp() + $5 * interval '1 millisecond'
         FROM (SELECT DISTINCT group_name, holder FROM renewed) AS h
         WHERE r.outbox = {outbox_text} AND r.group_name = h.group_name AND r.relay = h.holder)
-    SELECT a.place FROM asked AS a JOIN renewed USING (group_name, partition, holder, epoch)";
+    SELECT ARRAY(SELECT a.place FROM asked AS a
+            JOIN renewed USING (group_name, partition, holder, epoch)),
+        ARRAY(SELECT r.relay FROM {schema}.relay AS r
+            WHERE r.outbox = {outbox_text} AND r.group_name = $6
+                AND (r.expires_at > clock_timestamp() OR r.relay IN (SELECT holder FROM renewed))
+            ORDER BY r.relay),
+        EXISTS (SELECT FROM {schema}.dead_letter AS d
+            WHERE d.outbox = {outbox_text} AND d.state = 'requeued')";
 
 /// Writes only when less than half of the relay's time is left: a relay that renews leases keeps
 /// its row alive by that. Whoever writes also removes the rows that have run out.
@@ -227,36 +234,44 @@ impl Leases for PostgresStore {
     }
 
     async fn renew(&self, leases: &[&HeldLease], ttl: Duration) -> Result<Vec<Renewal>> {
-        if leases.is_empty() {
-            return Ok(Vec::new());
-        }
+        let Some(first) = leases.first() else { return Ok(Vec::new()) };
+        Ok(self.heartbeat(first.group(), leases, ttl).await?.renewals)
+    }
+
+    async fn heartbeat(
+        &self,
+        group: &GroupName,
+        leases: &[&HeldLease],
+        ttl: Duration,
+    ) -> Result<Heartbeat> {
         let keys: Vec<LeaseKey<'_>> = leases.iter().map(|lease| LeaseKey::of(lease)).collect();
         let groups: Vec<&str> = keys.iter().map(|key| key.group).collect();
         let partitions: Vec<&str> = keys.iter().map(|key| key.partition).collect();
         let holders: Vec<&str> = keys.iter().map(|key| key.holder).collect();
         let epochs: Vec<i64> = keys.iter().map(|key| key.epoch).collect();
-        let params: [Param<'_>; 5] = [
+        let params: [Param<'_>; 6] = [
             (&groups, Type::TEXT_ARRAY),
             (&partitions, Type::TEXT_ARRAY),
             (&holders, Type::TEXT_ARRAY),
             (&epochs, Type::INT8_ARRAY),
             (&ttl_ms(ttl), Type::FLOAT8),
+            (&group.as_str(), Type::TEXT),
         ];
-        let mut answers = vec![Renewal::Lost; leases.len()];
-        for row in self.query("renew the leases", RENEW, &params).await? {
-            let place = usize::try_from(row.get::<_, i64>(0)).unwrap_or(0);
-            if let Some(answer) = answers.get_mut(place.wrapping_sub(1)) {
-                *answer = Renewal::Renewed;
-            }
-        }
+        let rows = self.query("renew the leases", RENEW, &params).await?;
+        let row = &rows[0];
+        let renewed: Vec<i64> = row.get(0);
         // One that another copy of the database granted is not to be relied on.
         let world = self.inner.connections.world();
-        for (answer, lease) in answers.iter_mut().zip(leases) {
-            if world.is_stale(lease) {
-                *answer = Renewal::Lost;
-            }
-        }
-        Ok(answers)
+        let answer = |(place, lease): (i64, &&HeldLease)| match renewed.contains(&place)
+            && !world.is_stale(lease)
+        {
+            true => Renewal::Renewed,
+            false => Renewal::Lost,
+        };
+        let renewals = (1..).zip(leases).map(answer).collect();
+        let relays = row.get::<_, Vec<&str>>(1).into_iter().map(RelayId::new);
+        let news = News { relays: relays.collect::<Result<_>>()?, requeued: row.get(2) };
+        Ok(Heartbeat { renewals, news: Some(news) })
     }
 
     async fn release(&self, lease: &HeldLease) -> Result<()> {

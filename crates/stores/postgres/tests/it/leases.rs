@@ -18,6 +18,7 @@ on_both_versions! {
     a_checkpoint_of_a_tick_that_is_gone_is_fenced
     joining_again_writes_nothing_while_half_the_time_is_left
     renewing_keeps_the_relay_itself_alive_and_never_brings_it_back
+    a_heartbeat_tells_who_lives_and_whether_anything_was_requeued
 }
 
 const SHORT: Duration = Duration::from_millis(100);
@@ -192,8 +193,8 @@ async fn of_many_askers_at_once_one_gets_each_lease(version: Version) {
     }
 }
 
-/// The database was replaced by a copy that lacks the newest tick: what was delivered from there may
-/// be appended again at other places, so the relay must not note that it is done.
+/// The database was replaced by a copy that lacks the newest tick: what was delivered from there
+/// may be appended again at other places, so the relay must not note that it is done.
 async fn a_checkpoint_of_a_tick_that_is_gone_is_fenced(version: Version) {
     let world = World::new(version, 1).await;
     world.append(vec![event("a", "1")]).await;
@@ -256,4 +257,29 @@ async fn renewing_keeps_the_relay_itself_alive_and_never_brings_it_back(version:
     store.leave(&group(), &me).await.expect("left");
     store.renew(&asked, TTL).await.expect("it still drains");
     assert_eq!(store.join(&group(), &other, TTL).await.expect("joined"), [other]);
+}
+
+async fn a_heartbeat_tells_who_lives_and_whether_anything_was_requeued(version: Version) {
+    let desk = Desk::new(version).await;
+    let store = &desk.world.store;
+    let asked = [&desk.lease];
+    let beat = async || {
+        let beat = store.heartbeat(&group(), &asked, TTL).await.expect("an answer");
+        assert_eq!(beat.renewals, [Renewal::Renewed]);
+        let news = beat.news.expect("this store has news");
+        (news.relays, news.requeued)
+    };
+    let (me, other) = (relay_id("old"), relay_id("other"));
+    assert_eq!(beat().await, (vec![], true), "it never joined");
+    store.join(&group(), &me, SHORT).await.expect("joined");
+    store.join(&group(), &other, SHORT).await.expect("joined");
+    let stranger = GroupName::new("others").expect("valid");
+    store.join(&stranger, &relay_id("stranger"), TTL).await.expect("joined");
+    assert_eq!(beat().await.0, [me.clone(), other.clone()]);
+    tokio::time::sleep(SHORT).await;
+    assert_eq!(beat().await.0, [me.clone()], "the other is gone");
+    store.skip(&DeadLetterFilter::default()).await.expect("skipped");
+    assert_eq!(beat().await, (vec![me.clone()], false));
+    store.requeue(&DeadLetterFilter::default()).await.expect("requeued");
+    assert_eq!(beat().await, (vec![me], true));
 }

@@ -64,8 +64,8 @@ async fn compare(world: &World, partitions: &[PartitionId], schedule: &str) {
     }
 }
 
-/// Many schedules of transactions that stay open over ticks, roll back, end late; checkpoints at any
-/// record, at ends of ticks, at times; and a copy of the data in another cluster.
+/// Many schedules of transactions that stay open over ticks, roll back, end late; checkpoints at
+/// any record and at ends of ticks; and a copy of the data in another cluster.
 async fn what_is_pending_is_what_will_be_read(version: Version) {
     let world = World::new(version, 2).await;
     let partitions = [p(0, 2), p(1, 2)];
