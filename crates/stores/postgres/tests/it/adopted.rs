@@ -7,6 +7,7 @@
 #![expect(clippy::disallowed_methods, reason = "sessions and writers end with their test")]
 
 use std::collections::HashSet;
+use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -678,5 +679,42 @@ async fn retention_deletes_passed_rows_only_where_the_mapping_says_so() {
         )
         .await;
         assert_eq!(code, "PR003");
+    }
+}
+
+/// Ids of transactions mean nothing in another cluster; a reader goes on there at its old places.
+#[tokio::test]
+async fn a_dump_goes_on_in_another_cluster() {
+    for mode in MODES {
+        let database = database(Version::V15);
+        let old = session(&database.url()).await;
+        old.batch_execute(TABLE).await.expect("a table");
+        old.batch_execute(&insert(1, "one")).await.expect("insert");
+        old.batch_execute(mode.adopt()).await.expect("adopt");
+        let mut follower = Follower::new(store(&database).await);
+        assert_eq!(follower.wait_for(1).await, ["one"]);
+        old.batch_execute(&insert(1, "two")).await.expect("insert");
+        assert_eq!(follower.wait_for(1).await, ["two"]);
+        old.batch_execute(&insert(1, "three")).await.expect("insert");
+
+        let dump = tempfile::NamedTempFile::new().expect("a file");
+        let mut pg_dump = Command::new(Version::V18.program("pg_dump").expect("pg_dump"));
+        pg_dump.arg("-f").arg(dump.path()).arg("-d").arg(database.url());
+        assert!(pg_dump.status().expect("pg_dump runs").success());
+        let server = Options::new(Version::V18).launch().expect("a server");
+        let target = server.create_database().expect("a database");
+        let mut psql = Command::new(Version::V18.program("psql").expect("psql"));
+        psql.args(["-q", "-v", "ON_ERROR_STOP=1", "-d"]).arg(target.url());
+        let restored = psql.arg("-f").arg(dump.path()).output().expect("psql runs");
+        assert!(restored.status.success(), "{}", String::from_utf8_lossy(&restored.stderr));
+
+        let new = session(&target.url()).await;
+        new.batch_execute(&insert(1, "four")).await.expect("insert");
+        follower.store = store(&target).await;
+        assert_eq!(follower.wait_for(2).await, ["three", "four"], "{mode:?}");
+        new.batch_execute(&insert(1, "five")).await.expect("insert");
+        assert_eq!(follower.wait_for(1).await, ["five"]);
+        let replay = Follower::new(store(&target).await).payloads().await.expect("read");
+        assert_eq!(replay, ["one", "two", "three", "four", "five"]);
     }
 }
