@@ -311,6 +311,11 @@ impl Pipeline {
                 self.reading = None;
                 self.ended = Some(successors);
             }
+            // What was read before may not be what the source holds now, nor may the checkpoint.
+            Signal::Read(Some(Err(error))) if error.kind() == ErrorKind::Fenced => self.step_down(
+                &error,
+                "the source is another one than before; this worker begins again",
+            ),
             Signal::Read(Some(Err(error))) => self.begin_drain(Some(error)),
             Signal::Read(None) => {
                 let error = Error::corrupt("the source's reader ended without a word");

@@ -154,17 +154,22 @@ impl Pipeline {
                 self.lanes.make_wait(lane);
                 self.begin_drain(Some(error));
             }
-            Reaction::StepDown => {
-                tracing::warn!(
-                    partition = %self.partition(), sink = %self.set.desk.consumer,
-                    epoch = self.set.desk.lease.epoch().get(), error = %error.chain(),
-                    "the sink says that another relay is at work; this worker stops"
-                );
-                // The partition's other sinks stop as well: only a fresh lease ends the doubt.
-                self.set.trust.lose();
-                self.exit = Some(Exit::LeaseLost);
-            }
+            Reaction::StepDown => self.step_down(
+                &error,
+                "the sink says that another relay is at work; this worker stops",
+            ),
         }
+    }
+
+    /// Ends at once, and lets go of the lease.
+    pub(super) fn step_down(&mut self, error: &Error, why: &'static str) {
+        tracing::warn!(
+            partition = %self.partition(), sink = %self.set.desk.consumer,
+            epoch = self.set.desk.lease.epoch().get(), error = %error.chain(), "{why}"
+        );
+        // The partition's other sinks stop as well: only a fresh lease ends the doubt.
+        self.set.trust.lose();
+        self.exit = Some(Exit::LeaseLost);
     }
 
     /// A line for an event that goes on failing: ever rarer, and none while an outage explains it.

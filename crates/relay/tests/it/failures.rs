@@ -1,16 +1,19 @@
 //! Refusals, outages and dead letters.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use postrider_conformance::samples::{event, key};
 use postrider_core::{
-    Capabilities, Chain, DeadLetterFilter, DeadLetterState, DeadLetters, ErrorKind, OnFailure,
-    RetryPolicy, Sink,
+    BatchLimit, Capabilities, Chain, ConsumerName, DeadLetterFilter, DeadLetterState, DeadLetters,
+    Error, ErrorKind, OnFailure, PartitionId, Position, ReadOutcome, Reader, Result, RetryPolicy,
+    Sink, Source, StartFrom,
 };
-use postrider_relay::SinkState;
+use postrider_relay::{Relay, SinkState};
 use postrider_sink_memory::Fault;
 
-use crate::world::{World, quick_retries};
+use crate::world::{World, quick_retries, start};
 
 const REFUSED: Fault = Fault::Refuse(ErrorKind::Permanent);
 const TROUBLE: Fault = Fault::Refuse(ErrorKind::Transient);
@@ -174,6 +177,80 @@ async fn on_failure_halt_stops_the_sink_and_says_so() {
     world.until_delivered(3).await;
     relay.stop().await;
     world.assert_all_in_order(3, 1);
+}
+
+/// A database that was replaced by another copy: the reader says so once, and the relay begins again
+/// under a lease of its own.
+#[tokio::test(start_paused = true)]
+async fn a_source_that_fences_its_reader_is_read_again_from_the_checkpoint() {
+    let world = World::new(1);
+    world.append_dealt(20, 4);
+    let fences = Arc::new(AtomicBool::new(false));
+    let source = Fences { inner: world.source(), fences: Arc::clone(&fences) };
+    let relay =
+        Relay::builder(Arc::new(source), Arc::new(world.store.clone()), World::options("a"))
+            .clock(Arc::clone(&world.clock))
+            .sink(World::sink_options(), Arc::new(world.sink.clone()))
+            .build()
+            .expect("valid");
+    let relay = start(relay);
+    world.until_delivered(20).await;
+    fences.store(true, Ordering::SeqCst);
+    world.append_dealt(20, 4);
+    world.until_delivered(40).await;
+    assert!(!fences.load(Ordering::SeqCst), "the reader was fenced");
+    assert!(relay.status.snapshot().ready, "{:?}", relay.status.snapshot().reasons);
+    relay.stop().await;
+    let deliveries = world.sink.deliveries();
+    let ids: std::collections::HashSet<_> = deliveries.iter().map(|one| one.event.id()).collect();
+    assert_eq!(ids.len(), 40, "every appended event arrived");
+}
+
+/// Its readers answer `Fenced` once when told to.
+struct Fences<S> {
+    inner: Arc<S>,
+    fences: Arc<AtomicBool>,
+}
+
+struct FencedReader {
+    inner: Box<dyn Reader>,
+    fences: Arc<AtomicBool>,
+}
+
+#[async_trait::async_trait]
+impl<S: Source> Source for Fences<S> {
+    fn identity(&self) -> String {
+        self.inner.identity()
+    }
+
+    async fn partitions(&self, consumer: &ConsumerName) -> Result<Vec<PartitionId>> {
+        self.inner.partitions(consumer).await
+    }
+
+    async fn open(
+        &self,
+        consumer: &ConsumerName,
+        partition: &PartitionId,
+        from: StartFrom,
+    ) -> Result<Box<dyn Reader>> {
+        let inner = self.inner.open(consumer, partition, from).await?;
+        Ok(Box::new(FencedReader { inner, fences: Arc::clone(&self.fences) }))
+    }
+}
+
+#[async_trait::async_trait]
+impl Reader for FencedReader {
+    async fn next(&mut self, limit: BatchLimit) -> Result<ReadOutcome> {
+        let outcome = self.inner.next(limit).await?;
+        if self.fences.swap(false, Ordering::SeqCst) {
+            return Err(Error::fenced("the database was replaced by another copy"));
+        }
+        Ok(outcome)
+    }
+
+    fn confirmed(&mut self, position: &Position) {
+        self.inner.confirmed(position);
+    }
 }
 
 /// W17: whatever kind of trouble, everything is sent again under the same id.

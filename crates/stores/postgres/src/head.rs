@@ -14,6 +14,7 @@ use tokio_postgres::types::Type;
 
 use crate::connections::Connections;
 use crate::names::Names;
+use crate::world::WorldNumber;
 
 /// The watch's first and longest pause; each look without news doubles it.
 const LOOK_BUSY: Duration = Duration::from_millis(5);
@@ -27,8 +28,9 @@ const TICK: &str = "SELECT newest, outcome, wait_ms FROM {schema}.{outbox_tick}(
 
 pub(crate) struct Head {
     interval_ms: i32,
-    /// The newest tick that this process knows to be committed.
-    newest: watch::Sender<i64>,
+    /// The newest tick that this process knows to be committed, and the copy of the database that
+    /// has it.
+    newest: watch::Sender<(WorldNumber, i64)>,
     /// Looks begun so far, and the number of the last one that ended well.
     begun: AtomicU64,
     ended: AtomicU64,
@@ -45,7 +47,7 @@ impl Head {
     pub(crate) fn new(interval: Duration) -> Self {
         Self {
             interval_ms: i32::try_from(interval.as_millis()).unwrap_or(i32::MAX),
-            newest: watch::Sender::new(0),
+            newest: watch::Sender::new((WorldNumber::default(), 0)),
             begun: AtomicU64::new(0),
             ended: AtomicU64::new(0),
             found: AtomicI64::new(0),
@@ -67,9 +69,13 @@ impl Head {
         let newest = self.tick(connections, names).await?;
         self.found.store(newest, Ordering::SeqCst);
         self.ended.store(number, Ordering::SeqCst);
+        let world = connections.world().number();
         self.newest.send_if_modified(|known| {
-            let moved = newest > *known;
-            *known = newest.max(*known);
+            // Another copy of the database may have less than the one before.
+            let moved = world > known.0 || newest > known.1;
+            if moved {
+                *known = (world, newest);
+            }
             moved
         });
         Ok(newest)
@@ -104,14 +110,14 @@ impl Head {
         let mut newest = self.newest.subscribe();
         let mut pause = tokio::select! {
             biased;
-            _ = newest.wait_for(|newest| *newest > stamp) => return,
+            _ = newest.wait_for(|(_, newest)| *newest > stamp) => return,
             pause = self.watching.lock() => pause,
         };
         loop {
             tokio::select! {
                 biased;
                 // Another reader looked.
-                _ = newest.wait_for(|newest| *newest > stamp) => break,
+                _ = newest.wait_for(|(_, newest)| *newest > stamp) => break,
                 () = self.bell.notified() => *pause = LOOK_BUSY,
                 () = tokio::time::sleep(*pause) => {}
             }

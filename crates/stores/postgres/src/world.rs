@@ -17,7 +17,7 @@ use postrider_core::{Epoch, Error, ErrorKind, GroupName, HeldLease, PartitionId,
 use crate::error::{BEYOND_HEAD, NAMES_NOTHING, code_of};
 
 /// How many copies have answered before this one.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub(crate) struct WorldNumber(u64);
 
 /// What a copy says of itself.
