@@ -3,8 +3,8 @@
 -- Every way of appending does the same steps in the same order, each a statement of its own: draw
 -- the transaction id; lock the keys until the transaction ends; draw a seq. So a key's order by seq
 -- is the order in which its transactions commit, and a row's transaction id is older than its seq.
--- A bare INSERT skips the key locks: where two transactions write the same key at the same time, the
--- feed may then show the later commit first.
+-- A bare INSERT skips the key locks: where two transactions write the same key at the same time,
+-- the feed may then show the later commit first.
 
 -- Keeps all other writers out until this transaction ends. Takes the one lock on the table that an
 -- INSERT's own lock waits for and that readers don't meet; not on its segments, where the server's
@@ -17,9 +17,9 @@ END
 $body$;
 
 -- Locks the keys for this transaction, in the order of their lock numbers, so that two calls that
--- lock several keys don't wait for each other in a circle. Above 1,000 of them one lock on the whole
--- outbox replaces them, because the server's lock table has room for a few thousand altogether. Call
--- it with all keys at once, first, where a transaction appends in several calls.
+-- lock several keys don't wait for each other in a circle. Above 1,000 of them one lock on the
+-- whole outbox replaces them, because the server's lock table has room for a few thousand
+-- altogether. Call it with all keys at once, first, where a transaction appends in several calls.
 CREATE FUNCTION {schema}.{outbox_lock_keys}(keys text[]) RETURNS void
 LANGUAGE plpgsql VOLATILE AS $body$
 DECLARE
@@ -165,7 +165,8 @@ BEGIN
     LOOP
         FOR variant IN
             SELECT v.type, v.content_type,
-                CASE {payload_type_text} WHEN 'json' THEN v.to_json ELSE v.to_bytea END AS expression
+                CASE {payload_type_text} WHEN 'json' THEN v.to_json ELSE v.to_bytea END
+                    AS expression
             FROM (VALUES
                 ('bytea', 'payload', 'convert_from(payload, ''UTF8'')::json',
                     {content_type_text}),

@@ -1,5 +1,5 @@
--- Least privilege: which role may do what in this schema, remembered, so that outboxes and functions
--- that come later are covered, too.
+-- Least privilege: which role may do what in this schema, remembered, so that outboxes and
+-- functions that come later are covered, too.
 --
 -- There are five parts to play. A writer appends and reads nothing. A reader follows feeds. A relay
 -- reads, keeps its own books and empties segments through functions of the owner. Two are for an
@@ -17,8 +17,8 @@ CREATE FUNCTION {schema}.functions_of(part text, OUT shared text[], OUT of_outbo
 LANGUAGE sql IMMUTABLE AS $body$
     SELECT CASE part
         WHEN 'writer' THEN ARRAY['append', 'uuid7', 'headers_allowed', 'refuse_text',
-            'refuse_headers', 'refuse_payload', 'lock_feed', 'next_ulid', 'ulid_plus', 'ulid_text',
-            'ulid_of_text', 'ulid_time', 'partition_of', 'append_change', 'check_settings',
+            'refuse_headers', 'refuse_payload', 'append_change', 'lock_feed', 'next_ulid',
+            'ulid_plus', 'ulid_text', 'ulid_of_text', 'ulid_time', 'partition_of', 'append_change', 'check_settings',
             'setting_ms']
         WHEN 'reader' THEN ARRAY['tick', 'head', 'position_at', 'read_feed', 'partitions',
             'outboxes', 'successors', 'generation_of', 'known_outbox', 'position_halves',
@@ -41,7 +41,8 @@ LANGUAGE sql STABLE AS $body$
     SELECT 'USAGE ON SCHEMA ' || {schema_ident_text}
     UNION ALL
     SELECT 'EXECUTE ON FUNCTION ' || p.oid::regprocedure
-    FROM unnest(CASE part WHEN 'relay' THEN ARRAY['reader', 'relay'] ELSE ARRAY[part] END) AS n (part)
+    FROM unnest(CASE part WHEN 'relay' THEN ARRAY['reader', 'relay'] ELSE ARRAY[part] END)
+        AS n (part)
     CROSS JOIN LATERAL {schema}.functions_of(n.part) AS f
     JOIN pg_proc AS p ON p.pronamespace = to_regnamespace({schema_ident_text})
         AND (p.proname = ANY (f.shared) OR EXISTS (SELECT FROM {schema}.feed AS o,
@@ -54,7 +55,8 @@ LANGUAGE sql STABLE AS $body$
         FROM {schema}.feed AS o, (VALUES
             -- No xid, segment or seq: a row's transaction id must be older than its seq. No
             -- created_at: it tells when, whoever wrote.
-            ('{writer}'::text[], '', 'INSERT (id, key, topic, type, content_type, headers, payload)'),
+            ('{writer}'::text[], '',
+                'INSERT (id, key, topic, type, content_type, headers, payload)'),
             -- Only to look at: whoever could move it would choose a segment that is being emptied.
             ('{writer}', '_segment', 'SELECT'),
             ('{reader,relay}', '', 'SELECT'),
@@ -72,6 +74,7 @@ LANGUAGE sql STABLE AS $body$
             ('{reader,relay}', 'SELECT', 'generation'),
             ('{reader,relay}', 'SELECT', 'migration'),
             ('{reader,relay}', 'SELECT', 'adopted'),
+            ('{reader,relay}', 'SELECT', 'table_feed'),
             ('{reader,relay}', 'SELECT', 'table_feed'),
             ('{relay}', 'SELECT, INSERT, UPDATE, DELETE', 'lease'),
             ('{relay}', 'SELECT, INSERT, UPDATE, DELETE', 'relay'),

@@ -3,8 +3,8 @@
 //! What lives here: `Outbox`, the handle that needs no store, and its append for `tokio-postgres`
 //! and `deadpool`. What does not: `sqlx` (`append_sqlx.rs`), the order of locks, transaction id and
 //! seq (`migrations/0002_append.sql`), reading.
-//! Invariant: a call takes all its key locks before it draws the first seq; what is no duplicate for
-//! the server to find is refused before any I/O.
+//! Invariant: a call takes all its key locks before it draws the first seq; what needs no server to
+//! be refused is refused before any I/O.
 
 use std::collections::HashSet;
 
@@ -236,8 +236,8 @@ impl<'a> Columns<'a> {
     }
 }
 
-/// [`Outbox::append_with`] for the names of an open store: one round trip, unless the events are too
-/// large for one statement.
+/// [`Outbox::append_with`] for the names of an open store: one round trip, unless the events are
+/// too large for one statement.
 pub(crate) async fn append_in(
     tx: &Transaction<'_>,
     names: &Names,

@@ -16,8 +16,8 @@ use crate::error::append_sqlx_error;
 use crate::row::headers_text;
 
 impl Outbox {
-    /// [`Outbox::append`] inside a transaction of `sqlx`: pass `&mut tx`, or the connection on which
-    /// one was begun. On a connection without a transaction the events are committed at once.
+    /// [`Outbox::append`] inside a transaction of `sqlx`: pass `&mut tx`, or the connection on
+    /// which one was begun. On a connection without a transaction the events are committed at once.
     ///
     /// # Errors
     /// As [`Outbox::append`].

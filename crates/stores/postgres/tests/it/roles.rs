@@ -252,8 +252,8 @@ async fn a_grant_covers_what_comes_later_and_can_be_taken_back(version: Version)
     assert_eq!(open.expect("a query"), "", "PUBLIC may call nothing");
     let loose = world.database.psql(
         "SELECT p.oid::regprocedure FROM pg_proc p WHERE p.pronamespace = 'postrider'::regnamespace
-         AND p.prosecdef AND NOT coalesce(p.proconfig::text LIKE '%search_path=pg_catalog, pg_temp%',
-            false)",
+         AND p.prosecdef AND NOT coalesce(
+            p.proconfig::text LIKE '%search_path=pg_catalog, pg_temp%', false)",
     );
     assert_eq!(loose.expect("a query"), "", "whoever acts as the owner has a fixed search_path");
     let missing = world.database.psql("SELECT postrider.grant_writer('nobody of that name')");

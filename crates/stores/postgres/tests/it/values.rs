@@ -102,7 +102,8 @@ async fn append_in_all_ways(client: &mut Client, documents: &[String], insert_as
         tx.query(&function, &[text]).await.expect("append json by SQL");
     }
     let sql = format!(
-        "INSERT INTO postrider.outbox (key, topic, type, payload) VALUES ('k', 't', 'T', {insert_as})"
+        "INSERT INTO postrider.outbox (key, topic, type, payload)
+         VALUES ('k', 't', 'T', {insert_as})"
     );
     let insert = tx.prepare(&sql).await.expect("prepare");
     for text in documents {
