@@ -36,6 +36,17 @@ pub struct StoreFeatures {
     pub raising: Supports,
     /// What it deletes at a time.
     pub pruning: Prunes,
+    /// Which time a record's position has.
+    pub times: Times,
+}
+
+/// Which time the ULID of a position has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Times {
+    /// That of the append.
+    OfTheAppend,
+    /// That of the first look at the feed after the commit: never before that of the append.
+    OfTheLook,
 }
 
 /// How many transactions may append at once.

@@ -113,6 +113,8 @@ impl PostgresStore {
     /// # Errors
     /// `Permanent` for a number that is no such multiple or too large.
     pub async fn raise_partitions(&self, count: u32) -> Result<()> {
+        // What is committed by now is the old partitions'.
+        self.look().await?;
         partitions::raise(&self.inner.connections, &self.inner.names, count).await?;
         self.inner.partitions.refresh(&self.inner.connections, &self.inner.names).await?;
         // The tick that tells readers.

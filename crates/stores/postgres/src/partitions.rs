@@ -94,8 +94,9 @@ impl Partitions {
     /// Reads the generations anew: after a raise by another process.
     pub(crate) async fn refresh(&self, connections: &Connections, names: &Names) -> Result<()> {
         let sql = names.fill(GENERATIONS);
-        let rows =
-            connections.query("list the partitions", &sql, &[(&names.outbox(), Type::TEXT)]).await?;
+        let rows = connections
+            .query("list the partitions", &sql, &[(&names.outbox(), Type::TEXT)])
+            .await?;
         let found = rows.iter().map(|row| Generation {
             number: row.get(0),
             count: row.get::<_, i32>(1).unsigned_abs(),
@@ -150,9 +151,11 @@ pub(crate) async fn of_consumer(
 /// Raises the number of partitions. The rule stands in the database's own function; the check here
 /// spares the driver's text.
 pub(crate) async fn raise(connections: &Connections, names: &Names, count: u32) -> Result<()> {
-    let too_many = || {
-        Error::permanent(format!("{count} partitions; {MAX_PARTITIONS} are the most allowed"))
-    };
+    let too_many =
+        || Error::permanent(format!("{count} partitions; {MAX_PARTITIONS} are the most allowed"));
+    if count > MAX_PARTITIONS {
+        return Err(too_many());
+    }
     let count = i32::try_from(count).map_err(|_| too_many())?;
     let sql = names.fill("SELECT {schema}.{outbox_raise}($1)");
     connections.query("raise the partitions", &sql, &[(&count, Type::INT4)]).await.map(drop)

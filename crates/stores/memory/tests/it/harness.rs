@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use postrider_conformance::clock::ManualClock;
-use postrider_conformance::store::{Prunes, StoreFeatures, StoreHarness, Supports, Writers};
+use postrider_conformance::store::{Prunes, StoreFeatures, StoreHarness, Supports, Times, Writers};
 use postrider_core::{
     Document, DocumentOperation, DocumentRead, DocumentStore, ETag, EventId, NewEvent, Result,
     Timestamp,
@@ -40,6 +40,7 @@ impl StoreHarness for MemoryHarness {
             documents: Supports::Yes,
             raising: Supports::Yes,
             pruning: Prunes::Events,
+            times: Times::OfTheAppend,
         }
     }
 

@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use futures_util::future::BoxFuture;
-use postrider_conformance::store::{Prunes, StoreFeatures, StoreHarness, Supports, Writers};
-use postrider_core::{EventId, NewEvent, Result};
+use postrider_conformance::store::{Prunes, StoreFeatures, StoreHarness, Supports, Times, Writers};
+use postrider_core::{EventId, Feed, NewEvent, PartitionId, Result};
 use postrider_servers::postgres::Version;
 use postrider_store_postgres::{OnDuplicate, PostgresStore, postgres_error};
 use tokio::sync::{mpsc, oneshot};
@@ -74,7 +74,7 @@ impl Open {
 }
 
 /// A store in a database of its own. The number is the server's major version.
-pub(crate) struct PostgresHarness<const VERSION: u32>(World);
+pub(crate) struct PostgresHarness<const VERSION: u32>(World, PartitionId);
 
 #[async_trait]
 impl<const VERSION: u32> StoreHarness for PostgresHarness<VERSION> {
@@ -86,7 +86,7 @@ impl<const VERSION: u32> StoreHarness for PostgresHarness<VERSION> {
         let world = World::new(version.expect("one that is installed"), partitions).await;
         let table = "CREATE TABLE application (id text PRIMARY KEY, value text NOT NULL)";
         world.session().await.batch_execute(table).await.expect("table");
-        Self(world)
+        Self(world, PartitionId::numbered(0, partitions))
     }
 
     fn store(&self) -> Arc<PostgresStore> {
@@ -99,6 +99,7 @@ impl<const VERSION: u32> StoreHarness for PostgresHarness<VERSION> {
             documents: Supports::Yes,
             raising: Supports::Yes,
             pruning: Prunes::Segments,
+            times: Times::OfTheLook,
         }
     }
 
@@ -150,6 +151,8 @@ impl<const VERSION: u32> StoreHarness for PostgresHarness<VERSION> {
     }
 
     async fn pass_time(&self, duration: Duration) {
+        // The time of what was appended until now is that of this look at the latest.
+        self.0.store.head(&self.1).await.expect("readable");
         tokio::time::sleep(duration).await;
     }
 

@@ -8,7 +8,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use postrider_conformance::store::{Prunes, StoreFeatures, StoreHarness, Supports, Writers};
+use postrider_conformance::store::{Prunes, StoreFeatures, StoreHarness, Supports, Times, Writers};
 use postrider_core::{EventId, NewEvent, Result};
 use postrider_store_sqlite::{OnDuplicate, SqliteStore, sqlite_error};
 use rusqlite::{OptionalExtension, Transaction, TransactionBehavior};
@@ -85,6 +85,7 @@ impl StoreHarness for SqliteHarness {
             documents: Supports::Yes,
             raising: Supports::Yes,
             pruning: Prunes::Events,
+            times: Times::OfTheAppend,
         }
     }
 
