@@ -6,6 +6,8 @@
 //! Invariant: everything goes through the functions that a relay calls; a schedule that loses
 //! nothing on mutilated tables as well would prove nothing, and fails.
 
+#![expect(clippy::disallowed_methods, reason = "sessions and writers end with their test")]
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
