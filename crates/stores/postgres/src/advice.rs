@@ -1,7 +1,7 @@
 //! What a person should look at: transactions that were left open, and bounds that are missing.
 //!
-//! What lives here: the looks, and a sentence with the remedy for each finding. What does not: lag and
-//! dead consumers, which are the same on every store. Invariant: reads only, in one statement each;
+//! What lives here: the looks, and a sentence with the remedy for each finding. What does not: lag
+//! and dead consumers, which are the same on every store. Invariant: reads only, in one statement each;
 //! needs no privilege beyond a relay's, so where the server hides another role's sessions, the age
 //! of a transaction is taken from the ticks.
 
@@ -33,7 +33,8 @@ const LEFT_OPEN: &str = "WITH since AS (
                         = format('%I.%I', {schema_text}::text, {outbox_text}::text)::regclass
                         UNION ALL SELECT a.source::regclass FROM {schema}.adopted AS a
                         WHERE a.outbox = {outbox_text})
-                OR l.locktype = 'advisory' AND l.classid::bigint = {lock_class}::bigint & 4294967295)
+                OR l.locktype = 'advisory'
+                    AND l.classid::bigint = {lock_class}::bigint & 4294967295)
     )
     SELECT h.pid, a.application_name, a.usename::text, p.gid, p.owner::text,
         (extract(epoch FROM clock_timestamp() - coalesce(p.prepared, a.xact_start)) * 1000)::bigint
@@ -49,8 +50,8 @@ const LEFT_OPEN: &str = "WITH since AS (
     ORDER BY 6 DESC NULLS LAST, 1, 4
     LIMIT 20";
 
-/// Missing bounds of the roles that append and are no superuser's; of the outbox's owner where there
-/// is none. What this connection can't see is left out.
+/// Missing bounds of the roles that append and are no superuser's; of the outbox's owner where
+/// there is none. What this connection can't see is left out.
 const BOUNDS: &str = "WITH appended_to AS (
         SELECT c.oid, c.relowner FROM pg_class AS c
         WHERE c.oid = coalesce((SELECT a.source FROM {schema}.adopted AS a
@@ -71,8 +72,8 @@ const BOUNDS: &str = "WITH appended_to AS (
     GROUP BY 1 ORDER BY 1 LIMIT 20";
 
 impl PostgresStore {
-    /// What is in trouble now, a sentence each, with the remedy: transactions that were left open for
-    /// minutes with locked keys or uncommitted events, prepared ones among them.
+    /// What is in trouble now, a sentence each, with the remedy: transactions that were left open
+    /// for minutes with locked keys or uncommitted events, prepared ones among them.
     ///
     /// # Errors
     /// `Transient` when the database can't be reached.
@@ -95,14 +96,15 @@ impl PostgresStore {
         Ok(rows.iter().map(|row| left_open(row, longest)).collect())
     }
 
-    /// Bounds that the server should set to the roles that append, a sentence for each role: without
-    /// them a client that vanished keeps its keys locked.
+    /// Bounds that the server should set to the roles that append, a sentence for each role:
+    /// without them a client that vanished keeps its keys locked.
     ///
     /// # Errors
     /// `Transient` when the database can't be reached.
     pub async fn missing_bounds(&self) -> Result<Vec<String>> {
         let sql = self.inner.names.fill(BOUNDS);
-        let rows = self.inner.connections.query("check the settings", &sql, &[]).await?;
+        // The store's own connections ask for bounds of their own, which hide the server's.
+        let rows = self.inner.connections.query_plainly("check the settings", &sql).await?;
         let sentence = |row: &Row| {
             let (role, found, why): (&str, &str, &str) = (row.get(0), row.get(1), row.get(2));
             format!(

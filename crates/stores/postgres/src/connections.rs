@@ -149,6 +149,11 @@ impl Connections {
         self.ask(place, None, sql, params).await
     }
 
+    /// One statement on a connection of its own, by [`Servers::ask_plainly`].
+    pub(crate) async fn query_plainly(&self, place: &'static str, sql: &str) -> Result<Vec<Row>> {
+        self.pool.manager().ask_plainly(place, sql).await
+    }
+
     /// [`Self::query`] under a lease that this process acquired.
     ///
     /// # Errors

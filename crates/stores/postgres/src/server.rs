@@ -175,6 +175,32 @@ impl Servers {
     }
 }
 
+impl Servers {
+    /// The rows of one statement on a connection of its own that asks for no settings, so that the
+    /// server's own can be seen.
+    pub(crate) async fn ask_plainly(&self, what: &'static str, sql: &str) -> Result<Vec<Row>> {
+        let mut errors: Vec<Error> = Vec::new();
+        for (place, tls) in &self.places {
+            let ask = async {
+                let connected = place.config.connect(tls.clone()).await;
+                let (client, wire) = connected.map_err(|e| connect_error(&place.name, e))?;
+                let mut task = JoinSet::new();
+                task.spawn(async move {
+                    // The call that waits for an answer hears of it.
+                    let _ = wire.await;
+                });
+                client.query_typed(sql, &[]).await.map_err(failed(what))
+            };
+            match tokio::time::timeout(self.connect_timeout, ask).await {
+                Ok(Ok(rows)) => return Ok(rows),
+                Ok(Err(error)) => errors.push(error),
+                Err(_) => errors.push(Error::transient(format!("{what}: no answer in time"))),
+            }
+        }
+        Err(of_all(errors))
+    }
+}
+
 impl deadpool::managed::Manager for Servers {
     type Type = Connection;
     type Error = Error;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use postrider_servers::postgres::{Options, Version};
+use postrider_servers::postgres::{Options, Version, shared};
 use postrider_store_postgres::{PostgresOptions, PostgresStore};
 use tokio_postgres::NoTls;
 
@@ -64,4 +64,37 @@ async fn what_was_left_open_is_told_on_15() {
 #[tokio::test]
 async fn what_was_left_open_is_told_on_18() {
     what_was_left_open_is_told_with_its_remedy(Version::V18).await;
+}
+
+/// The server's settings are seen although the store's own connections ask for others.
+async fn missing_bounds_are_told_until_they_are_set(version: Version) {
+    let database = shared(version).expect("a server");
+    let options = PostgresOptions::new(database.url());
+    let store = PostgresStore::open(options).await.expect("open");
+    let told = store.missing_bounds().await.expect("look");
+    assert_eq!(told.len(), 1, "the owner appends: {told:?}");
+    assert!(
+        told[0].contains("\"postgres\"") && told[0].contains("tcp_user_timeout is 0"),
+        "{told:?}"
+    );
+    for setting in [
+        "idle_in_transaction_session_timeout = '30s'",
+        "tcp_user_timeout = '30s'",
+        "tcp_keepalives_idle = '30s'",
+        "client_connection_check_interval = '10s'",
+    ] {
+        let sql = format!("alter database {} set {setting}", database.name());
+        database.psql(&sql).expect("set");
+    }
+    assert_eq!(store.missing_bounds().await.expect("look"), [""; 0]);
+}
+
+#[tokio::test]
+async fn missing_bounds_are_told_on_15() {
+    missing_bounds_are_told_until_they_are_set(Version::V15).await;
+}
+
+#[tokio::test]
+async fn missing_bounds_are_told_on_18() {
+    missing_bounds_are_told_until_they_are_set(Version::V18).await;
 }
