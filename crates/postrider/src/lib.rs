@@ -29,8 +29,8 @@
 //! ```
 //!
 //! Each store has its own `append`, because each driver has its own transactions: for SQLite see
-//! [`sqlite::append`], for PostgreSQL [`postgres::Outbox`](postgres). Where entities are stored as documents, a [`UnitOfWork`] saves them and the
-//! events they raised in one commit.
+//! [`sqlite::append`], for PostgreSQL [`postgres::Outbox`](postgres). Where entities are stored as
+//! documents, a [`UnitOfWork`] saves them and the events they raised in one commit.
 //!
 //! # Delivering it
 //!

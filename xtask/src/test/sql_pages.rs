@@ -1,9 +1,9 @@
 //! Runs the SQL that the pages on PostgreSQL show, on every version that tests run against.
 //!
-//! What lives here: a page's blocks as one script for `psql`, and the output that the page shows for
-//! them. What does not: shell blocks (`blocks.rs`).
-//! Invariant: a page runs in a fresh database of a server of its own, initialised by the binary, and
-//! every line of output is one that the page shows.
+//! What lives here: a page's blocks as one script for `psql`, and the output that the page shows
+//! for them. What does not: shell blocks (`blocks.rs`).
+//! Invariant: a page runs in a fresh database of a server of its own, initialised by the binary,
+//! and every line of output is one that the page shows.
 
 use std::path::Path;
 use std::process::Command;
@@ -139,7 +139,8 @@ fn run_page(
 mod tests {
     use super::*;
 
-    const PAGE: &str = "# A\n```sql\nSELECT 1;\n```\n\n```text\n?column?\n1\n```\n```text\nno\n```\n\
+    const PAGE: &str = "# A\n```sql\nSELECT 1;\n```\n\n```text\n?column?\n1\n```\n\
+        ```text\nno\n```\n\
         ```sh\nfalse\n```\n\n```sql\n-- fails: 22012\nSELECT 1\n / 0;\nSELECT 2;\n```\n";
 
     #[test]

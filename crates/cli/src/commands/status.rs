@@ -294,16 +294,21 @@ impl Picture {
             "CHECKPOINT",
         ];
         output.table(&heading, &rows.collect::<Vec<_>>())?;
-        if !(warnings.is_empty() && weaker.is_empty()) {
-            output.line("")?;
-        }
-        let attention = warnings.iter().map(|text| (Tone::Warn, "attention:", text));
-        let advice = weaker.iter().map(|text| (Tone::Faint, "advice:", text));
-        for (tone, word, text) in attention.chain(advice) {
-            output.line(format!("{} {}", output.paint(tone, word), escape(text)))?;
-        }
-        Ok(())
+        print_advice(warnings, weaker, output)
     }
+}
+
+/// What needs attention, and what could be better.
+fn print_advice(warnings: &[String], weaker: &[String], output: Output) -> Result<()> {
+    if !(warnings.is_empty() && weaker.is_empty()) {
+        output.line("")?;
+    }
+    let attention = warnings.iter().map(|text| (Tone::Warn, "attention:", text));
+    let advice = weaker.iter().map(|text| (Tone::Faint, "advice:", text));
+    for (tone, word, text) in attention.chain(advice) {
+        output.line(format!("{} {}", output.paint(tone, word), escape(text)))?;
+    }
+    Ok(())
 }
 
 /// One consumer's standing in one partition.

@@ -334,14 +334,16 @@ fn dead_consumers_need_attention() {
     assert!(!status.contains("gone"), "{status}");
 }
 
-/// The relay's role sees nothing of another role's session: the age is taken from the ticks.
+/// A role with no more than a relay's part delivers, and sees nothing of another role's session: the
+/// age is taken from the ticks.
 #[test]
 fn a_transaction_that_was_left_open_needs_attention() {
     let server = Options::new(Version::V15).launch().expect("a server");
     let database = server.create_database().expect("a database");
-    let owner = format!("create role shop login; alter database {} owner to shop", database.name());
-    database.psql(&owner).expect("owned");
-    let home = configured(&database.url_as("shop", None), "");
+    configured(&database.url(), "").postrider(&["init"]).expect(0);
+    let part = "create role courier login; select postrider.grant_relay('courier')";
+    database.psql(part).expect("granted");
+    let home = configured(&database.url_as("courier", None), "");
     home.postrider(&["init"]).expect(0);
     let mut psql = Command::new(database.version().program("psql").expect("installed"));
     psql.args(["--no-psqlrc", "--quiet", "-At", "-d"]).arg(database.url());

@@ -1,6 +1,7 @@
 //! The journal: events in the order in which they arrived, each once.
 //!
-//! What lives here: the seam, and what it keeps. What does not: a database (`sqlite.rs`, `postgres.rs`).
+//! What lives here: the seam, and what it keeps. What does not: a database (`sqlite.rs`,
+//! `postgres.rs`).
 //! Invariant: numbers only grow, and an event that was delivered twice has one number.
 
 use async_trait::async_trait;
