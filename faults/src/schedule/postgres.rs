@@ -6,6 +6,8 @@
 //! nothing else happens to the server, and no relay is stopped, so that what the copy undid can be
 //! told from what was lost.
 
+use std::time::Duration;
+
 use rand::RngExt;
 use rand::rngs::StdRng;
 
@@ -18,6 +20,7 @@ use super::{
 pub(super) const THEMES: u64 = 18;
 
 const TWO_RELAYS: u64 = 2;
+const FAST_RESTARTS: u64 = 5;
 const SUDDEN_END: u64 = 6;
 const RETENTION: u64 = 14;
 const POOLER: u64 = 13;
@@ -47,12 +50,8 @@ pub(super) fn derive(seed: u64, index: u64, sink: SinkKind) -> Schedule {
         partitions: [1, 2, 4, 8][rng.random_range(0..4)],
         relays: if theme == TWO_RELAYS { 2 } else { 1 + usize::from(rng.random_bool(0.6)) },
         writers: rng.random_range(2..=4),
-        writing: if replaced {
-            millis(&mut rng, 3_500, 5_000)
-        } else {
-            millis(&mut rng, 1_800, 3_200)
-        },
-        retention: retention.then_some(std::time::Duration::ZERO),
+        writing: millis(&mut rng, 1_800, 3_200) + longer(theme),
+        retention: retention.then_some(Duration::ZERO),
         rotate_bytes: rotates.then(|| rng.random_range(20_000..200_000)),
         small_disk: None,
         movable_clock: false,
@@ -77,6 +76,15 @@ pub(super) fn derive(seed: u64, index: u64, sink: SinkKind) -> Schedule {
     schedule
 }
 
+/// A server that ends, or is copied, leaves writers little time otherwise.
+fn longer(theme: u64) -> Duration {
+    Duration::from_millis(match theme {
+        SUDDEN_END | RETENTION => 3_000,
+        FAST_RESTARTS | REPLACED => 2_000,
+        _ => 0,
+    })
+}
+
 fn theme_faults(schedule: &Schedule, rng: &mut StdRng, theme: u64) -> Vec<Fault> {
     let slot = rng.random_range(0..schedule.relays);
     match theme {
@@ -85,7 +93,7 @@ fn theme_faults(schedule: &Schedule, rng: &mut StdRng, theme: u64) -> Vec<Fault>
         TWO_RELAYS => vec![kill(rng, slot), terminate(Side::Relays), kill(rng, 1 - slot)],
         3 => vec![Fault::Pause { slot, length: millis(rng, 750, 1_300) }],
         4 => vec![Fault::HandOver { slot }, Fault::HandOver { slot }],
-        5 => vec![restart(rng, ServerEnd::Fast), restart(rng, ServerEnd::Fast)],
+        FAST_RESTARTS => vec![restart(rng, ServerEnd::Fast), restart(rng, ServerEnd::Fast)],
         SUDDEN_END => vec![restart(rng, ServerEnd::Immediate), restart(rng, ServerEnd::Kill)],
         7 => vec![terminate(Side::Relays), terminate(Side::Writers), terminate(Side::All)],
         8 => vec![wire(schedule, rng, 0..3), wire(schedule, rng, 0..3), wire(schedule, rng, 0..3)],

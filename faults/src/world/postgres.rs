@@ -183,8 +183,10 @@ impl PostgresData {
 
     fn answer(&self, client: &Client, sql: &str) -> Result<Vec<Row>> {
         let none: [(&(dyn ToSql + Sync), Type); 0] = [];
-        let answer = tokio::time::timeout(ANSWER_WITHIN, client.query_typed(sql, &none));
-        let answer = self.runtime.block_on(async { answer.await });
+        let answer = self.runtime.block_on(async {
+            // Its timer needs the runtime.
+            tokio::time::timeout(ANSWER_WITHIN, client.query_typed(sql, &none)).await
+        });
         answer.context("wait for the database")?.context("ask the database")
     }
 
