@@ -149,11 +149,11 @@ BEGIN
     SELECT max(number) INTO gen FROM {schema}.generation WHERE outbox = {outbox_text};
     SELECT system_identifier INTO system FROM pg_control_system();
     timeline := ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::integer;
-    IF system <> p.system THEN
+    IF system <> p.system OR p.own >= pg_snapshot_xmax(pg_current_snapshot()) THEN
         -- Restored into another cluster: the ids of the rows mean nothing here. Once no writer is
         -- open, all of them are settled, and the new tick takes in whatever the last one had not.
         -- SHARE waits for open writers and draws no transaction id.
-        PERFORM set_config('lock_timeout', '2s', true);
+        PERFORM set_config('lock_timeout', '500ms', true);
         LOCK TABLE {schema}.{outbox} IN SHARE MODE;
         settled := true;
     END IF;
@@ -197,6 +197,8 @@ BEGIN
     RETURN coalesce(pg_sequence_last_value({outbox_seq_text}::regclass), 0) > p.seq_hi
         OR (SELECT max(number) FROM {schema}.generation WHERE outbox = {outbox_text}) > p.generation
         OR (SELECT system_identifier FROM pg_control_system()) <> p.system
+        -- A dump of a later time than the cluster has come to, after that was set back.
+        OR p.own >= pg_snapshot_xmax(pg_current_snapshot())
         OR EXISTS (SELECT FROM unnest({schema}.{outbox_ended}(p, pg_current_snapshot())) AS e (x)
             JOIN LATERAL (SELECT FROM {schema}.{outbox} o
                 WHERE o.xid = e.x AND o.seq > p.floor LIMIT 1) AS o ON true);
