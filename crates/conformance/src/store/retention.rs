@@ -2,8 +2,8 @@
 //!
 //! What lives here: pruning and the horizon. What does not: when a relay prunes.
 //! Invariant: an implementation may keep more than it could prune (its newest row, say), so each
-//! behaviour leaves an unpassed row at the end; one that deletes whole segments keeps the ten events
-//! until all of them may go.
+//! behaviour leaves an unpassed row at the end; one that deletes whole segments keeps the ten
+//! events until all of them may go.
 
 use std::sync::Arc;
 use std::time::Duration;

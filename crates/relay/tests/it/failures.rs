@@ -179,8 +179,8 @@ async fn on_failure_halt_stops_the_sink_and_says_so() {
     world.assert_all_in_order(3, 1);
 }
 
-/// A database that was replaced by another copy: the reader says so once, and the relay begins again
-/// under a lease of its own.
+/// A database that was replaced by another copy: the reader says so once, and the relay begins
+/// again under a lease of its own.
 #[tokio::test(start_paused = true)]
 async fn a_source_that_fences_its_reader_is_read_again_from_the_checkpoint() {
     let world = World::new(1);

@@ -12,7 +12,8 @@ SELECT setval({outbox_segment_text}::regclass, 0, true);
 
 CREATE TABLE {schema}.{outbox} (
     xid          xid8        NOT NULL DEFAULT pg_current_xact_id(),
-    segment      smallint    NOT NULL DEFAULT pg_sequence_last_value({outbox_segment_text}::regclass),
+    segment      smallint    NOT NULL
+                     DEFAULT pg_sequence_last_value({outbox_segment_text}::regclass),
     seq          bigint      NOT NULL GENERATED ALWAYS AS IDENTITY
                      (SEQUENCE NAME {schema}.{outbox_seq} CACHE 1),
     created_at   timestamptz NOT NULL DEFAULT clock_timestamp(),
@@ -89,8 +90,8 @@ FROM pg_control_system() AS s;
 --
 -- Takes an advisory lock (one tick at a time) and nothing that a writer would wait for. It must not
 -- have a transaction id before its last statement: each number below is read in a statement of its
--- own, in this order, and `own` is drawn after all of them, so that every transaction that had drawn
--- a seq up to seq_hi has a smaller id than `own`.
+-- own, in this order, and `own` is drawn after all of them, so that every transaction that had
+-- drawn a seq up to seq_hi has a smaller id than `own`.
 --
 -- outcome: 'made' a tick; 'quiet', nothing may have come; 'early', something may have, and the next
 -- tick is due in wait_ms; 'busy', another session makes one at this moment.
@@ -174,10 +175,10 @@ BEGIN
 END
 $body$;
 
--- The transactions that were open when tick p was cut and had ended at the cut `later`: those in its
--- snapshot's list, and those that had an id already but lay beyond its end. (xmax is "latest completed
--- id + 1", not the next id to be drawn: leaving the second half out loses events.) Each costs one
--- look-up afterwards, and those still open cost nothing, however much they have written.
+-- The transactions that were open when tick p was cut and had ended at the cut `later`: those in
+-- its snapshot's list, and those that had an id already but lay beyond its end. (xmax is "latest
+-- completed id + 1", not the next id to be drawn: leaving the second half out loses events.) Each
+-- costs one look-up afterwards, and those still open cost nothing, however much they have written.
 CREATE FUNCTION {schema}.{outbox_ended}(p {schema}.{outbox_tick}, later pg_snapshot) RETURNS xid8[]
 LANGUAGE sql STABLE AS $body$
     SELECT array_agg(e.x) FROM (
@@ -210,8 +211,8 @@ $body$;
 --
 -- after_stamp and after_seq are the two halves of a position: (0, 0) is the start, (T << 16, 0) a
 -- time. A row with an id is a record. A row without one, with a generation, opens a tick; its seq
--- is where the tick ends. The last row has neither, and is the place up to which this call has read:
--- where it equals where the tick ends, the tick is done.
+-- is where the tick ends. The last row has neither, and is the place up to which this call has
+-- read: where it equals where the tick ends, the tick is done.
 --
 -- Retention deletes ticks, oldest first, before it empties a segment of their records. So while the
 -- tick that reading began at is still there at the end, nothing was missing in between. That look

@@ -186,7 +186,8 @@ BEGIN
 END
 $body$;
 
--- The sequence from which a column's numbers are drawn; NULL where there is none, or no such column.
+-- The sequence from which a column's numbers are drawn; NULL where there is none, or no such
+-- column.
 CREATE FUNCTION {schema}.sequence_of(source regclass, number name) RETURNS regclass
 LANGUAGE sql STABLE AS $body$
     SELECT coalesce((SELECT pg_get_serial_sequence(source::text, number)::regclass
@@ -264,8 +265,8 @@ BEGIN
     IF sequence IS NULL THEN
         RAISE EXCEPTION '%.% is not drawn from a sequence', source, number
             USING ERRCODE = 'invalid_parameter_value', HINT = 'Give add_columns => true, which adds'
-                ' postrider_xid and postrider_seq; or, which is weaker, {"number": "a_column"} whose'
-                ' default draws from a sequence.';
+                ' postrider_xid and postrider_seq; or, which is weaker, {"number": "a_column"}'
+                ' whose default draws from a sequence.';
     END IF;
     SELECT * INTO STRICT s FROM pg_sequence q WHERE q.seqrelid = sequence;
     IF s.seqcache <> 1 OR s.seqincrement <> 1 OR s.seqcycle THEN
@@ -277,8 +278,8 @@ BEGIN
 END
 $body$;
 
--- The first ticks: nothing, and then all that was there, so that it is read once. Every row there is
--- settled, because the table is locked; those to come have larger numbers.
+-- The first ticks: nothing, and then all that was there, so that it is read once. Every row there
+-- is settled, because the table is locked; those to come have larger numbers.
 CREATE FUNCTION {schema}.first_ticks(a {schema}.adopted) RETURNS void
 LANGUAGE plpgsql VOLATILE AS $body$
 BEGIN
@@ -415,8 +416,8 @@ BEGIN
         ' commit only where writers lock the key first, for example the row of its aggregate;'
         ' Postrider''s append, which does so, is not in use here';
     IF NOT a.columns THEN
-        RETURN NEXT a.source || ' has no transaction ids: an open transaction that has written to it'
-            ' holds up all its later events until it ends';
+        RETURN NEXT a.source || ' has no transaction ids: an open transaction that has written to'
+            ' it holds up all its later events until it ends';
         RETURN NEXT a.source || ': an event whose ' || a.number || ' was drawn by another'
             ' transaction than the one that inserts it, or was set by hand, may be lost: let the'
             ' column''s default draw it (no pool of numbers in the application), or adopt the table'

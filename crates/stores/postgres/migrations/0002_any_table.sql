@@ -1,9 +1,9 @@
 -- Any table as a feed: its changes become events of an outbox, by key, joined back when read.
 --
 -- A trigger appends an event for each row that was inserted (updated, deleted) in the same
--- transaction: its topic is the table, its type says what happened, its payload is the row's primary
--- key as a JSON object or, if asked, the row as it was then. With keys only, a replay gives each
--- key's present row; with rows, what was at the time.
+-- transaction: its topic is the table, its type says what happened, its payload is the row's
+-- primary key as a JSON object or, if asked, the row as it was then. With keys only, a replay gives
+-- each key's present row; with rows, what was at the time.
 
 CREATE TABLE {schema}.table_feed (
     -- Quoted and with its schema.
@@ -187,7 +187,8 @@ LANGUAGE plpgsql VOLATILE AS $body$
 BEGIN
     PERFORM {schema}.known_table_feed(source);
     PERFORM {schema}.drop_feed_triggers(source);
-    DELETE FROM {schema}.table_feed t WHERE t.source = {schema}.qualified_name(teardown_feed.source);
+    DELETE FROM {schema}.table_feed t
+        WHERE t.source = {schema}.qualified_name(teardown_feed.source);
 END
 $body$;
 

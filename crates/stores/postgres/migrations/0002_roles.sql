@@ -18,7 +18,8 @@ LANGUAGE sql IMMUTABLE AS $body$
     SELECT CASE part
         WHEN 'writer' THEN ARRAY['append', 'uuid7', 'headers_allowed', 'refuse_text',
             'refuse_headers', 'refuse_payload', 'append_change', 'lock_feed', 'next_ulid',
-            'ulid_plus', 'ulid_text', 'ulid_of_text', 'ulid_time', 'partition_of', 'append_change', 'check_settings',
+            'ulid_plus', 'ulid_text', 'ulid_of_text', 'ulid_time', 'partition_of',
+            'append_change', 'check_settings',
             'setting_ms']
         WHEN 'reader' THEN ARRAY['tick', 'head', 'position_at', 'read_feed', 'partitions',
             'outboxes', 'successors', 'generation_of', 'known_outbox', 'position_halves',

@@ -2,9 +2,10 @@
 -- what differs from an ordinary outbox. Placeholders as in 0001_outbox.sql.
 --
 -- A cut is a number S. Whoever has drawn a number of this sequence holds a lock on the sequence
--- until its transaction ends, so once all that held it when S was read have ended, every row up to S
--- is committed or never will be: S is ripe, and becomes a tick. Readers wait for those transactions.
--- A number that is drawn in one transaction and inserted by a later one is not seen coming.
+-- until its transaction ends, so once all that held it when S was read have ended, every row up to
+-- S is committed or never will be: S is ripe, and becomes a tick. Readers wait for those
+-- transactions. A number that is drawn in one transaction and inserted by a later one is not seen
+-- coming.
 
 -- The S that is not ripe yet and the transactions that it waits for. Forgotten at a crash, which
 -- ends them all.

@@ -21,7 +21,7 @@ const BELOW_HORIZON: &str = "PR003";
 
 /// The kind of a SQLSTATE, and what a person should do about it.
 fn classify(code: &str) -> (ErrorKind, &'static str) {
-    use ErrorKind::{Corrupt, Permanent, Transient, Unsupported};
+    use ErrorKind::{Corrupt, Permanent, Transient};
     match code {
         "40001" | "40P01" => {
             (Transient, "another transaction was in the way; begin this one again from its start")
@@ -83,24 +83,30 @@ fn classify(code: &str) -> (ErrorKind, &'static str) {
         "XX001" | "XX002" => {
             (Corrupt, "the database reports damaged data; stop, check its disks, restore a backup")
         }
-        _ => match &code.as_bytes()[..2.min(code.len())] {
-            b"08" => (Transient, "the connection failed; connecting again"),
-            b"0A" => (Unsupported, "this server lacks a feature that Postrider needs"),
-            b"22" | b"23" => (Permanent, "the server refused the value"),
-            b"28" => (Permanent, "the server refused the login; check role and password"),
-            b"40" => (Transient, "the server rolled the transaction back; begin it again"),
-            b"53" => (Transient, "the server is short of a resource; try again later"),
-            b"54" => (Permanent, "the value is larger than the server can take"),
-            b"57" => (Transient, "somebody intervened at the server; try again"),
-            b"58" => (Transient, "the server met an error of its system; look at its log"),
-            b"XX" => (Transient, "the server met an internal error; look at its log"),
-            _ => (Permanent, "the server refused the statement"),
-        },
+        _ => classify_class(code),
     }
 }
 
-/// Whether the server's own text is the best there is: our functions and constraints wrote it, or it
-/// names what is wrong with a value.
+/// The same by the code's class, its first two characters.
+fn classify_class(code: &str) -> (ErrorKind, &'static str) {
+    use ErrorKind::{Permanent, Transient, Unsupported};
+    match &code.as_bytes()[..2.min(code.len())] {
+        b"08" => (Transient, "the connection failed; connecting again"),
+        b"0A" => (Unsupported, "this server lacks a feature that Postrider needs"),
+        b"22" | b"23" => (Permanent, "the server refused the value"),
+        b"28" => (Permanent, "the server refused the login; check role and password"),
+        b"40" => (Transient, "the server rolled the transaction back; begin it again"),
+        b"53" => (Transient, "the server is short of a resource; try again later"),
+        b"54" => (Permanent, "the value is larger than the server can take"),
+        b"57" => (Transient, "somebody intervened at the server; try again"),
+        b"58" => (Transient, "the server met an error of its system; look at its log"),
+        b"XX" => (Transient, "the server met an internal error; look at its log"),
+        _ => (Permanent, "the server refused the statement"),
+    }
+}
+
+/// Whether the server's own text is the best there is: our functions and constraints wrote it, or
+/// it names what is wrong with a value.
 fn speaks_for_itself(code: &str) -> bool {
     [BEYOND_HEAD, NAMES_NOTHING, BELOW_HORIZON, "P0001", "25000"].contains(&code)
         || is_refusal(code)
@@ -349,7 +355,7 @@ mod tests {
     /// in `tests/it`.
     #[test]
     fn codes_have_their_reactions_and_remedies() {
-        use ErrorKind::{Corrupt, Permanent, Transient, Unsupported};
+        use ErrorKind::{Corrupt, Permanent, Transient};
         for (code, kind, says) in [
             ("40001", Transient, "begin this one again"),
             ("40P01", Transient, "begin this one again"),
@@ -395,7 +401,7 @@ mod tests {
             ("58030", Transient, "its system"),
             ("08006", Transient, "connection failed"),
             ("08P01", Transient, "connection failed"),
-            ("0A000", Unsupported, "lacks a feature"),
+            ("0A000", ErrorKind::Unsupported, "lacks a feature"),
             ("22P02", Permanent, "the server's text"),
             ("23505", Permanent, "the server's text"),
             ("P0001", Permanent, "the server's text"),

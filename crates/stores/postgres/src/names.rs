@@ -1,7 +1,8 @@
 //! The names of an outbox's tables and functions, and SQL texts with them filled in.
 //!
 //! What lives here: quoting, and the placeholders of the migrations and statements. What does not:
-//! any statement. Invariant: a name from outside reaches SQL only through `identifier` or `literal`.
+//! any statement. Invariant: a name from outside reaches SQL only through `identifier` or
+//! `literal`.
 
 use std::fmt::Write as _;
 
@@ -25,8 +26,8 @@ pub(crate) fn literal(text: &str) -> String {
 /// texts.
 const RECORD_BYTES: usize = 256;
 
-/// What an adopted table's feed is made from: parts of an ordinary outbox's migrations, so that both
-/// are the same, and what differs. Their placeholders are filled by SQL.
+/// What an adopted table's feed is made from: parts of an ordinary outbox's migrations, so that
+/// both are the same, and what differs. Their placeholders are filled by SQL.
 fn template(name: &str) -> Option<&'static str> {
     let outbox = include_str!("../migrations/0001_outbox.sql");
     let between = |from: &str, to: &str| {
@@ -64,6 +65,10 @@ impl Names {
 
     pub(crate) fn schema(&self) -> &str {
         &self.schema
+    }
+
+    pub(crate) fn payload(&self) -> PayloadType {
+        self.payload
     }
 
     /// The number under which this outbox takes advisory locks: FNV-1a of its name, because two

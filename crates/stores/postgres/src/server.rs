@@ -1,7 +1,7 @@
 //! One connection to a server: made, known, and looked at before it is used again.
 //!
-//! What lives here: trying the hosts in turn, what a session starts with, and which server answered.
-//! What does not: the pool and statements (`connections.rs`).
+//! What lives here: trying the hosts in turn, what a session starts with, and which server
+//! answered. What does not: the pool and statements (`connections.rs`).
 //! Invariant: a connection is used again only while it is whole: not cut short, not of a server
 //! that has been replaced, and not older than the last sign that its like are dead.
 

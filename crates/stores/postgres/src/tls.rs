@@ -2,8 +2,8 @@
 //!
 //! What lives here: the modes of `sslmode`, and the settings of a connection for each. What does
 //! not: which mode a host gets by default (`address.rs`), and error texts (`error.rs`).
-//! Invariant: no mode falls back to plain text, and only `require`, which must be asked for by name,
-//! takes a certificate unseen.
+//! Invariant: no mode falls back to plain text, and only `require`, which must be asked for by
+//! name, takes a certificate unseen.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

@@ -25,8 +25,8 @@ impl PostgresStore {
         inner.connections.query(place, &inner.names.fill(sql), params).await
     }
 
-    /// [`Self::query`] under a lease: the statement has its fence, and is `Fenced` also when another
-    /// copy of the database answers than the one that granted the lease.
+    /// [`Self::query`] under a lease: the statement has its fence, and is `Fenced` also when
+    /// another copy of the database answers than the one that granted the lease.
     pub(crate) async fn query_under(
         &self,
         place: &'static str,
@@ -66,13 +66,11 @@ impl PostgresStore {
     ///
     /// # Cancellation
     /// A dropped call rolls back, unless the commit was sent.
-    pub async fn transaction<T, E>(
-        &self,
-        work: impl for<'a> FnOnce(&'a Transaction<'_>) -> BoxFuture<'a, Result<T, E>> + Send + 'static,
-    ) -> Result<T, E>
+    pub async fn transaction<T, E, F>(&self, work: F) -> Result<T, E>
     where
         T: Send,
         E: From<Error> + Send + 'static,
+        F: for<'a> FnOnce(&'a Transaction<'_>) -> BoxFuture<'a, Result<T, E>> + Send + 'static,
     {
         // The pool's errors are core's; the work's own goes around it.
         let failure: Arc<Mutex<Option<E>>> = Arc::default();

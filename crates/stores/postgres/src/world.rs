@@ -5,7 +5,8 @@
 //! What does not: asking (`server.rs`), and leases themselves.
 //! Invariant: a world has a number that only grows. A copy may lack what the one before had
 //! acknowledged (a checkpoint, a parked event), so nobody goes on from memory: under a lease of an
-//! earlier world every write is `Fenced`, and the relay acquires anew and reads its checkpoint again.
+//! earlier world every write is `Fenced`, and the relay acquires anew and reads its checkpoint
+//! again.
 
 use std::collections::HashMap;
 use std::fmt;

@@ -76,7 +76,8 @@ impl World {
 
 async fn insert(session: &Client, payload: &str) {
     let sql = format!(
-        "INSERT INTO postrider.outbox (key, topic, type, payload) VALUES ('k', 't', 'T', '{payload}')"
+        "INSERT INTO postrider.outbox (key, topic, type, payload) \
+         VALUES ('k', 't', 'T', '{payload}')"
     );
     session.batch_execute(&sql).await.expect("insert");
 }

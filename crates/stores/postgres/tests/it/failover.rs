@@ -1,9 +1,10 @@
 //! Another copy of the database takes over.
 //!
 //! What lives here: a standby that is promoted behind a fixed address, also with a pooler in
-//! between, and a primary that takes no more writes. What does not: the relay, which is tested where
-//! relays are.
-//! Invariant: a copy may lack what was acknowledged, so nothing goes on under a lease of the old one.
+//! between, and a primary that takes no more writes. What does not: the relay, which is tested
+//! where relays are.
+//! Invariant: a copy may lack what was acknowledged, so nothing goes on under a lease of the old
+//! one.
 
 use std::time::{Duration, Instant};
 
@@ -152,11 +153,14 @@ impl Work {
     }
 }
 
-fn keys(page: &FeedPage) -> Vec<&str> {
-    let key = |entry| match entry {
-        &Entry::Record(ref record) => record.event.key().as_str(),
+fn key(entry: &Entry) -> &str {
+    match entry {
+        Entry::Record(record) => record.event.key().as_str(),
         Entry::Malformed(malformed) => panic!("unreadable: {malformed:?}"),
-    };
+    }
+}
+
+fn keys(page: &FeedPage) -> Vec<&str> {
     page.entries.iter().map(key).collect()
 }
 

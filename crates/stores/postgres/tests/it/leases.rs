@@ -231,7 +231,10 @@ async fn joining_again_writes_nothing_while_half_the_time_is_left(version: Versi
     store.join(&group(), &me, ttl).await.expect("joined");
     let first = writer(&client, "me").await;
     for _ in 0..3 {
-        assert_eq!(store.join(&group(), &me, ttl).await.expect("joined"), [me.clone()]);
+        assert_eq!(
+            store.join(&group(), &me, ttl).await.expect("joined"),
+            std::slice::from_ref(&me)
+        );
     }
     assert_eq!(writer(&client, "me").await, first, "its row is fresh");
     let gone = "INSERT INTO postrider.relay VALUES ('outbox', 'group', 'gone', 'epoch')";
@@ -277,7 +280,7 @@ async fn a_heartbeat_tells_who_lives_and_whether_anything_was_requeued(version: 
     store.join(&stranger, &relay_id("stranger"), TTL).await.expect("joined");
     assert_eq!(beat().await.0, [me.clone(), other.clone()]);
     tokio::time::sleep(SHORT).await;
-    assert_eq!(beat().await.0, [me.clone()], "the other is gone");
+    assert_eq!(beat().await.0, std::slice::from_ref(&me), "the other is gone");
     store.skip(&DeadLetterFilter::default()).await.expect("skipped");
     assert_eq!(beat().await, (vec![me.clone()], false));
     store.requeue(&DeadLetterFilter::default()).await.expect("requeued");

@@ -1,5 +1,10 @@
 //! The store against real servers, PostgreSQL 15 and 18.
 
+#![expect(
+    clippy::disallowed_methods,
+    reason = "tests drive connections and tasks as an application does"
+)]
+
 mod adopted;
 mod advice;
 mod any_table;

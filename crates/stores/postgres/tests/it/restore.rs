@@ -1,4 +1,5 @@
-//! Restored databases: the feed goes on where it was, in a cluster whose transaction ids are others.
+//! Restored databases: the feed goes on where it was, in a cluster whose transaction ids are
+//! others.
 //!
 //! What lives here: dump and restore into a fresh cluster, read on and pruned there. What does not:
 //! copies that keep the cluster's identity (`failover.rs`).
