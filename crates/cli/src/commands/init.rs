@@ -13,7 +13,7 @@ use super::{block_on, open_with, source_config};
 use crate::args::{Global, InitArgs};
 use crate::compose::{self, OnSchema};
 use crate::exit::SourceContext;
-use crate::output::{Output, Tone};
+use crate::output::{Output, Tone, escape};
 
 /// Creates or upgrades the schema, or prints its SQL.
 ///
@@ -50,6 +50,11 @@ pub(super) fn run(global: &Global, args: &InitArgs, output: Output) -> Result<Ex
                      its number"
                 );
                 output.line(output.paint(Tone::Warn, text))?;
+            }
+            let advice = (opened.look)().await.source_context("look for trouble")?;
+            for text in advice.weaker {
+                let word = output.paint(Tone::Faint, "advice:");
+                output.line(format!("{word} {}", escape(&text)))?;
             }
         }
         Ok(ExitCode::SUCCESS)

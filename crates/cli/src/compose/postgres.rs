@@ -120,6 +120,19 @@ pub(super) fn check(config: &SourceConfig) -> Option<Problem> {
     Some(super::problem(KIND.keys, &config.fields, config.place, "source", &error))
 }
 
+/// What the file asks of an outbox that has it otherwise.
+fn ignored(config: &SourceConfig, payload: PayloadType) -> Option<String> {
+    config.fields.place("payload")?;
+    let has = match payload {
+        PayloadType::Bytea => "bytea",
+        PayloadType::Json => "json",
+    };
+    let asked = config.fields.text("payload").filter(|asked| *asked != has)?;
+    Some(format!(
+        "[source] payload = {asked:?} changes nothing: an outbox that exists stays {has:?}"
+    ))
+}
+
 pub(super) async fn open(config: &SourceConfig, schema: OnSchema) -> Result<Opened> {
     let options = options(config).on_open(match schema {
         OnSchema::Create => SchemaOnOpen::Migrate,
@@ -129,6 +142,7 @@ pub(super) async fn open(config: &SourceConfig, schema: OnSchema) -> Result<Open
     let source =
         FeedSource::new(Arc::clone(&store), Arc::new(SystemClock), PollInterval::default());
     let adviser = Arc::clone(&store);
+    let ignored = ignored(config, store.payload());
     Ok(Opened {
         source: Arc::new(source),
         feed: Arc::clone(&store) as Arc<dyn postrider_core::Feed>,
@@ -136,9 +150,10 @@ pub(super) async fn open(config: &SourceConfig, schema: OnSchema) -> Result<Open
         shown: show(config),
         schema_version: postrider_store_postgres::SCHEMA_VERSION,
         look: Box::new(move || {
-            let store = Arc::clone(&adviser);
+            let (store, ignored) = (Arc::clone(&adviser), ignored.clone());
             async move {
                 let mut weaker = store.adopted_warnings().await?;
+                weaker.extend(ignored);
                 weaker.extend(store.missing_bounds().await?);
                 Ok(Advice { attention: store.warnings().await?, weaker })
             }

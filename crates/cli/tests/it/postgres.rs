@@ -134,12 +134,16 @@ fn the_sql_for_review_is_as_configured_and_does_what_init_does() {
 }
 
 #[test]
-fn init_says_when_an_outbox_keeps_another_number_of_partitions() {
+fn init_says_what_an_outbox_that_exists_keeps_and_what_is_weaker() {
     let (database, _home) = with_outbox(Version::V15);
-    let home = configured(&database.url(), "partitions = 16");
+    let home = configured(&database.url(), "partitions = 16\npayload = \"json\"");
     let done = home.postrider(&["init"]).expect(0);
-    let text = "[source] partitions = 16 changes nothing";
-    assert!(done.out.contains(text), "{}", done.out);
+    for text in ["[source] partitions = 16 changes", "[source] payload = \"json\" changes nothing"]
+    {
+        assert!(done.out.contains(text), "{}", done.out);
+    }
+    let advice = "advice: for the role \"postgres\", which appends";
+    assert!(done.out.contains(advice), "{}", done.out);
 }
 
 /// A URL is never shown, whatever is wrong with it.

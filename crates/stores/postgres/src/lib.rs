@@ -94,6 +94,11 @@ impl PostgresStore {
         Ok(Self { inner: Arc::new(inner) })
     }
 
+    /// How this outbox stores payloads, whatever the options asked for.
+    pub fn payload(&self) -> PayloadType {
+        self.inner.names.payload()
+    }
+
     /// Lets this process's readers look at once: call it after the commit of an append. Without it
     /// they see the events after their next poll.
     pub fn ring(&self) {
