@@ -1,9 +1,9 @@
 //! What a person should look at: transactions that were left open, and bounds that are missing.
 //!
 //! What lives here: the looks, and a sentence with the remedy for each finding. What does not: lag
-//! and dead consumers, which are the same on every store. Invariant: reads only, in one statement each;
-//! needs no privilege beyond a relay's, so where the server hides another role's sessions, the age
-//! of a transaction is taken from the ticks.
+//! and dead consumers, which are the same on every store. Invariant: reads only, in one statement
+//! each; needs no privilege beyond a relay's, so where the server hides another role's sessions,
+//! the age of a transaction is taken from the ticks.
 
 use std::time::Duration;
 
