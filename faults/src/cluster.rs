@@ -7,6 +7,8 @@
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::Command;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -15,8 +17,10 @@ use anyhow::{Context, Result};
 use postrider_servers::pgbouncer::PgBouncer;
 use postrider_servers::postgres::{Options, Server, Shutdown, Version};
 use postrider_servers::proxy::{Direction, Proxy};
+use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 
 use crate::schedule::{PostgresPlan, Schedule, ServerEnd, Side, WireFault};
+use crate::world::fill;
 
 /// The application's database.
 pub const DATABASE: &str = "app";
@@ -32,6 +36,9 @@ const NOBODY: ([u8; 4], u16) = ([127, 0, 0, 1], 1);
 /// A deadlock is found soon; a client that vanished in a transaction is given up within a schedule.
 const SETTINGS: [&str; 2] =
     ["deadlock_timeout = 100ms", "idle_in_transaction_session_timeout = 6s"];
+/// An idle server takes about 80 MB of it.
+const SMALL_DISK: &std::ffi::CStr = c"size=200m";
+const FILLER: &str = "filler";
 /// Room for all sessions of a schedule, and a fresh try a second after the server was away.
 const POOLER_SETTINGS: [&str; 2] = ["default_pool_size = 30", "server_login_retry = 1"];
 
@@ -74,6 +81,21 @@ fn template(plan: PostgresPlan) -> Result<Server> {
     Ok(server)
 }
 
+/// Moves a server's data to a disk of its own that can be filled.
+fn onto_small_disk(server: &Server) -> Result<()> {
+    server.stop(Shutdown::Fast).context("stop a server")?;
+    let data = server.data();
+    let before = data.with_file_name("data-before");
+    std::fs::rename(&data, &before).context("move the data")?;
+    std::fs::create_dir(&data).context("make the disk's folder")?;
+    mount("tmpfs", &data, "tmpfs", MountFlags::empty(), SMALL_DISK)
+        .context("mount a small disk: run in a mount namespace of one's own")?;
+    let moved = Command::new("cp").arg("-a").arg(before.join(".")).arg(&data).status();
+    anyhow::ensure!(moved.context("start cp")?.success(), "the data could not be moved");
+    std::fs::remove_dir_all(before).context("remove the data's old place")?;
+    server.start().context("start the server on the small disk")
+}
+
 type Job = JoinHandle<Result<()>>;
 
 /// A server and the ways to it.
@@ -85,6 +107,8 @@ pub struct Cluster {
     restart: Option<Job>,
     jobs: Vec<Job>,
     copy: Option<JoinHandle<Result<Server>>>,
+    /// Where a disk is mounted that must go before the server's folder does.
+    disk: Option<PathBuf>,
 }
 
 fn address(server: &Server) -> SocketAddr {
@@ -99,6 +123,10 @@ impl Cluster {
     pub fn start(schedule: &Schedule, templates: &Templates) -> Result<Self> {
         let plan = schedule.postgres.context("a schedule on PostgreSQL plans its server")?;
         let server = templates.copy(plan)?;
+        let disk = plan.small_disk.then(|| server.data());
+        if plan.small_disk {
+            onto_small_disk(&server)?;
+        }
         let bouncer = match plan.pooler {
             true => Some(
                 PgBouncer::start(&server.url(USER, DATABASE), &POOLER_SETTINGS)
@@ -117,6 +145,7 @@ impl Cluster {
             restart: None,
             jobs: Vec::new(),
             copy: None,
+            disk,
         })
     }
 
@@ -245,6 +274,40 @@ impl Cluster {
         self.insist(steps.into_iter().chain(back).collect());
     }
 
+    /// Fills the server's disk to the last byte.
+    ///
+    /// # Errors
+    /// When it has none of its own.
+    pub fn fill_disk(&self) -> Result<()> {
+        let disk = self.disk.as_ref().context("this schedule's server has no small disk")?;
+        fill(&disk.join(FILLER))
+    }
+
+    /// Makes room again, and lets whoever minds servers look after this one.
+    ///
+    /// # Errors
+    /// When the disk was not filled.
+    pub fn free_disk(&mut self) -> Result<()> {
+        let disk = self.disk.as_ref().context("this schedule's server has no small disk")?;
+        std::fs::remove_file(disk.join(FILLER)).context("free the disk")?;
+        let server = self.server();
+        self.jobs.push(std::thread::spawn(move || {
+            let until = Instant::now() + PATIENCE;
+            loop {
+                // It may still be about to end, or to recover.
+                let answers = server.start().and_then(|()| server.psql(DATABASE, "select 1"));
+                match answers {
+                    Ok(_) => return Ok(()),
+                    Err(error) if Instant::now() > until => {
+                        return Err(error).context("start the server that had no room");
+                    }
+                    Err(_) => std::thread::sleep(TRY_EVERY),
+                }
+            }
+        }));
+        Ok(())
+    }
+
     /// Doubles the partitions.
     pub fn raise_partitions(&mut self) {
         // A read-only server refuses it unless told otherwise by the session itself.
@@ -316,6 +379,11 @@ impl Drop for Cluster {
             let _ = joined(job);
         }
         let _ = self.copy.take().map(joined);
+        if let Some(disk) = &self.disk {
+            let _ = self.server.stop(Shutdown::Immediate);
+            // What can't be unmounted goes with this process's mount namespace.
+            let _ = unmount(disk, UnmountFlags::DETACH);
+        }
     }
 }
 

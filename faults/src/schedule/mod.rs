@@ -255,6 +255,8 @@ pub struct PostgresPlan {
     pub pooler: bool,
     /// Whether an older copy takes its place.
     pub replaced: bool,
+    /// Whether its data stands on a small disk.
+    pub small_disk: bool,
 }
 
 /// A fault and when it begins, counted from the start of the writers.

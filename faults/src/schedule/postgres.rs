@@ -17,7 +17,7 @@ use super::{
 };
 
 /// Schedules in a row after which every theme has come up.
-pub(super) const THEMES: u64 = 18;
+pub(super) const THEMES: u64 = 19;
 
 const TWO_RELAYS: u64 = 2;
 const FAST_RESTARTS: u64 = 5;
@@ -26,6 +26,7 @@ const RETENTION: u64 = 14;
 const POOLER: u64 = 13;
 const REPLACED: u64 = 15;
 const SINK: u64 = 16;
+const SMALL_DISK: u64 = 18;
 
 /// The plan of schedule `index` of the run with `seed`.
 pub(super) fn derive(seed: u64, index: u64, sink: SinkKind) -> Schedule {
@@ -35,9 +36,10 @@ pub(super) fn derive(seed: u64, index: u64, sink: SinkKind) -> Schedule {
     let replaced = theme == REPLACED;
     let postgres = PostgresPlan {
         version: if rng.random_bool(0.5) { 15 } else { 18 },
-        durable: theme == SUDDEN_END || theme == RETENTION || rng.random_bool(0.2),
+        durable: [SUDDEN_END, RETENTION, SMALL_DISK].contains(&theme) || rng.random_bool(0.2),
         pooler: !replaced && (theme == POOLER || rng.random_bool(0.1)),
         replaced,
+        small_disk: theme == SMALL_DISK,
     };
     let retention = theme == RETENTION || rng.random_bool(0.25);
     let refusing = webhook && (theme == SINK || rng.random_bool(0.25));
@@ -79,7 +81,7 @@ pub(super) fn derive(seed: u64, index: u64, sink: SinkKind) -> Schedule {
 /// A server that ends, or is copied, leaves writers little time otherwise.
 fn longer(theme: u64) -> Duration {
     Duration::from_millis(match theme {
-        SUDDEN_END | RETENTION => 3_000,
+        SUDDEN_END | RETENTION | SMALL_DISK => 3_000,
         FAST_RESTARTS | REPLACED => 2_000,
         _ => 0,
     })
@@ -104,6 +106,7 @@ fn theme_faults(schedule: &Schedule, rng: &mut StdRng, theme: u64) -> Vec<Fault>
         POOLER => vec![terminate(Side::Relays), wire(schedule, rng, 0..3), kill(rng, slot)],
         RETENTION => vec![kill(rng, slot), restart(rng, ServerEnd::Kill), open(rng, false)],
         REPLACED => vec![kill(rng, slot), open(rng, true)],
+        SMALL_DISK => vec![Fault::FillDisk { length: millis(rng, 300, 900) }, kill(rng, slot)],
         SINK if schedule.sink == SinkKind::Webhook => {
             vec![outage(rng), schedule.failpoint(rng, slot), Fault::Requeue]
         }
@@ -114,6 +117,8 @@ fn theme_faults(schedule: &Schedule, rng: &mut StdRng, theme: u64) -> Vec<Fault>
 
 fn any_fault(schedule: &Schedule, rng: &mut StdRng, plan: PostgresPlan) -> Fault {
     let slot = rng.random_range(0..schedule.relays);
+    // A server that can't write can't be restarted either.
+    let restarts = !plan.replaced && !plan.small_disk;
     loop {
         return match rng.random_range(0..16) {
             0 | 1 => kill(rng, slot),
@@ -121,11 +126,11 @@ fn any_fault(schedule: &Schedule, rng: &mut StdRng, plan: PostgresPlan) -> Fault
             3 => Fault::HandOver { slot },
             4 => Fault::KillWriter { writer: rng.random_range(0..schedule.writers) },
             5 if !plan.replaced => Fault::Pause { slot, length: millis(rng, 700, 1_000) },
-            6 if !plan.replaced && plan.durable => {
+            6 if restarts && plan.durable => {
                 let sudden = rng.random_bool(0.5);
                 restart(rng, if sudden { ServerEnd::Kill } else { ServerEnd::Immediate })
             }
-            7 if !plan.replaced => restart(rng, ServerEnd::Fast),
+            7 if restarts => restart(rng, ServerEnd::Fast),
             8 => terminate(side(schedule, rng)),
             9 | 10 => wire(schedule, rng, 0..7),
             11 => open(rng, false),
@@ -206,6 +211,7 @@ mod tests {
             assert!(has(|f| matches!(f, Fault::ReadOnly { .. })));
             assert!(has(|f| matches!(f, Fault::RaisePartitions)));
             assert!(has(|f| matches!(f, Fault::Replace { .. })));
+            assert!(has(|f| matches!(f, Fault::FillDisk { .. })));
         }
     }
 
@@ -228,12 +234,14 @@ mod tests {
                     }
                     Fault::KillWriter { writer } => assert!(*writer < schedule.writers),
                     Fault::RestartServer { how, .. } => {
-                        assert!(!plan.replaced && (plan.durable || *how == ServerEnd::Fast));
+                        assert!(!plan.replaced && !plan.small_disk);
+                        assert!(plan.durable || *how == ServerEnd::Fast);
                     }
                     Fault::Replace { .. } => assert!(plan.replaced),
                     Fault::Outage { .. } | Fault::Requeue => assert_eq!(sink, SinkKind::Webhook),
                     Fault::TearLine => assert_eq!(sink, SinkKind::Jsonl),
-                    Fault::Lock { .. } | Fault::FillDisk { .. } | Fault::MoveClock { .. } => {
+                    Fault::FillDisk { .. } => assert!(plan.small_disk),
+                    Fault::Lock { .. } | Fault::MoveClock { .. } => {
                         panic!("a fault of SQLite");
                     }
                     _ => {}

@@ -84,7 +84,7 @@ pub enum Data {
     /// A file.
     Sqlite(SqliteData),
     /// A server of its own.
-    Postgres(PostgresData),
+    Postgres(Box<PostgresData>),
 }
 
 /// The same question, whatever the source.
@@ -135,7 +135,9 @@ impl World {
                 let path = on_small(SmallDisk::Database).join("app.db");
                 Data::Sqlite(SqliteData::create(path, schedule.partitions)?)
             }
-            SourceKind::PostgresFeed => Data::Postgres(PostgresData::create(schedule, templates)?),
+            SourceKind::PostgresFeed => {
+                Data::Postgres(Box::new(PostgresData::create(schedule, templates)?))
+            }
         };
         let disk = mounted.then_some(disk);
         Ok(Self { data, folder, disk, lines })
@@ -194,13 +196,11 @@ impl World {
     /// # Errors
     /// When there is none.
     pub fn fill_disk(&self) -> Result<()> {
-        let disk = self.disk.as_ref().context("this schedule has no small disk")?;
-        let mut file = File::create(disk.join("filler")).context("fill the disk")?;
-        for block in [1 << 20, 4096, 1] {
-            let zeros = vec![0u8; block];
-            while file.write_all(&zeros).is_ok() {}
+        if let Data::Postgres(data) = &self.data {
+            return data.cluster().fill_disk();
         }
-        Ok(())
+        let disk = self.disk.as_ref().context("this schedule has no small disk")?;
+        fill(&disk.join("filler"))
     }
 
     /// Makes room again.
@@ -208,6 +208,9 @@ impl World {
     /// # Errors
     /// When the disk was not filled.
     pub fn free_disk(&self) -> Result<()> {
+        if let Data::Postgres(data) = &self.data {
+            return data.cluster().free_disk();
+        }
         let disk = self.disk.as_ref().context("this schedule has no small disk")?;
         std::fs::remove_file(disk.join("filler")).context("free the disk")
     }
@@ -317,6 +320,16 @@ impl Drop for World {
             detach(disk);
         }
     }
+}
+
+/// Writes a file until its disk has no byte left.
+pub(crate) fn fill(path: &Path) -> Result<()> {
+    let mut file = File::create(path).context("fill the disk")?;
+    for block in [1 << 20, 4096, 1] {
+        let zeros = vec![0u8; block];
+        while file.write_all(&zeros).is_ok() {}
+    }
+    Ok(())
 }
 
 fn detach(disk: &Path) {
