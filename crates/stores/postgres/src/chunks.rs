@@ -120,11 +120,14 @@ pub(crate) struct Chunks {
     /// Held while one is read, so that readers at the same place wait for it instead of reading it
     /// as well.
     reading: Mutex<()>,
+    /// The end of the last tick that was read up to its end, with the copy of the database that has
+    /// it.
+    end: StdMutex<Option<(WorldNumber, Place)>>,
 }
 
 impl Chunks {
     pub(crate) fn new() -> Self {
-        Self { kept: StdMutex::default(), reading: Mutex::new(()) }
+        Self { kept: StdMutex::default(), reading: Mutex::new(()), end: StdMutex::default() }
     }
 
     /// The chunk in which a reader at `place` goes on; one that ends there says that the place is
@@ -158,10 +161,19 @@ impl Chunks {
         let rows = rows.map_err(|error| world.judged(what, place.stamp, error))?;
         let chunk = Arc::new(Chunk::of_rows(place, &rows)?);
         world.handed_out(chunk.end.stamp);
+        if chunk.ticks.last().is_none_or(|(end, _)| *end == chunk.end) {
+            *self.end.lock().unwrap_or_else(PoisonError::into_inner) = Some((number, chunk.end));
+        }
         if chunk.end > place {
             self.keep(number, Arc::clone(&chunk));
         }
         Ok(chunk)
+    }
+
+    /// Whether a tick ends at `place`, and nothing after it was there when it was read last.
+    pub(crate) fn end_at(&self, connections: &Connections, place: Place) -> bool {
+        let end = *self.end.lock().unwrap_or_else(PoisonError::into_inner);
+        end == Some((connections.world().number(), place))
     }
 
     fn find(&self, world: WorldNumber, place: Place) -> Option<Arc<Chunk>> {
@@ -188,5 +200,6 @@ impl Chunks {
     /// Forgets all: what was read lies below the horizon now, or belongs to another database.
     pub(crate) fn clear(&self) {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        *self.end.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 }

@@ -107,6 +107,12 @@ impl PostgresStore {
         self.inner.head.look(&self.inner.connections, &self.inner.names).await
     }
 
+    /// Whether there is a tick after `stamp`.
+    async fn is_more_after(&self, stamp: i64) -> Result<bool> {
+        let inner = &*self.inner;
+        Ok(inner.head.look_beyond(stamp, &inner.connections, &inner.names).await? > stamp)
+    }
+
     /// Raises the number of partitions to a multiple of the present one, from the next tick on.
     /// Consumers read the new ones after they have finished the old. Waits for no writer.
     ///
@@ -143,6 +149,13 @@ impl Feed for PostgresStore {
         let start = Place::of(after)?;
         let mut page = Page { entries: Vec::new(), bytes: 0, limit, at: start };
         loop {
+            // Where a tick ends and no later one was known, looking comes first: it costs no more
+            // than to read in vain, and one look serves all readers.
+            if inner.chunks.end_at(&inner.connections, page.at)
+                && !self.is_more_after(page.at.stamp).await?
+            {
+                break;
+            }
             let chunk = inner.chunks.after(&inner.connections, &inner.names, page.at).await?;
             match page.scan(&chunk, &partition) {
                 Scan::Full => break,
@@ -155,7 +168,8 @@ impl Feed for PostgresStore {
                 Scan::Exhausted if !page.entries.is_empty() => break,
                 Scan::Exhausted if chunk.end > page.at => page.at = chunk.end,
                 // At the head, as far as is committed; is there more to come?
-                Scan::Exhausted if self.look().await? > page.at.stamp.max(chunk.end.stamp) => {}
+                Scan::Exhausted
+                    if self.is_more_after(page.at.stamp.max(chunk.end.stamp)).await? => {}
                 Scan::Exhausted => break,
             }
         }

@@ -81,6 +81,28 @@ impl Head {
         Ok(newest)
     }
 
+    /// As [`Self::look`], for a reader that has read up to the end of tick `stamp`. It also hears
+    /// of a newer tick from a look that was under way when it asked: whatever came after that, there
+    /// is something to read. Waiting for the next look instead would cost another interval.
+    pub(crate) async fn look_beyond(
+        &self,
+        stamp: i64,
+        connections: &Connections,
+        names: &Names,
+    ) -> Result<i64> {
+        let mut newest = self.newest.subscribe();
+        let here = |known: &(WorldNumber, i64)| {
+            // Another copy of the database may have less than the one before.
+            known.0 == connections.world().number() && known.1 > stamp
+        };
+        tokio::select! {
+            biased;
+            Ok(known) = newest.wait_for(here) => Ok(known.1),
+            // Dropped only while another look is under way: this one would be what it waits for.
+            found = self.look(connections, names) => found,
+        }
+    }
+
     async fn tick(&self, connections: &Connections, names: &Names) -> Result<i64> {
         let sql = names.fill(TICK);
         for _ in 0..MAX_BUSY_LOOKS {
