@@ -64,7 +64,18 @@ pub(crate) struct Opened {
     /// The version of the tables.
     pub(crate) schema_version: i64,
     /// Beside what every source has in common.
-    pub(crate) look: Look,
+    look: Look,
+}
+
+impl Opened {
+    /// What the source asks a person to look at. That it can't be asked is trouble as well, and no
+    /// reason to show nothing else.
+    pub(crate) async fn advice(&self) -> Advice {
+        (self.look)().await.unwrap_or_else(|error| Advice {
+            attention: vec![format!("the source can't say what is in trouble: {}", error.chain())],
+            weaker: Vec::new(),
+        })
+    }
 }
 
 /// The sources of this build.

@@ -51,8 +51,7 @@ pub(super) fn run(global: &Global, args: &InitArgs, output: Output) -> Result<Ex
                 );
                 output.line(output.paint(Tone::Warn, text))?;
             }
-            let advice = (opened.look)().await.source_context("look for trouble")?;
-            for text in advice.weaker {
+            for text in opened.advice().await.weaker {
                 let word = output.paint(Tone::Faint, "advice:");
                 output.line(format!("{word} {}", escape(&text)))?;
             }

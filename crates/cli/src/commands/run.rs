@@ -94,13 +94,8 @@ async fn deliver(config: &Config, sinks: Vec<OpenSink>, schema: OnSchema) -> Res
         // The relay says the same and goes on trying.
         Err(error) => tracing::warn!(error = error.chain(), "checkpoints can't be read yet"),
     }
-    match (opened.look)().await {
-        Ok(advice) => {
-            let all = advice.attention.iter().chain(&advice.weaker);
-            all.for_each(|text| tracing::warn!("{text}"));
-        }
-        Err(error) => tracing::warn!(error = error.chain(), "can't look for trouble"),
-    }
+    let advice = opened.advice().await;
+    advice.attention.iter().chain(&advice.weaker).for_each(|text| tracing::warn!("{text}"));
     let standing = admin::watch_standing(Arc::clone(&opened.store), metrics.clone(), stop.clone());
     tasks.spawn(standing);
     // The listener answers until the drain is over, so that a probe sees the truth to the end.

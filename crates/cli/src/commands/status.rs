@@ -42,7 +42,7 @@ pub(super) fn run(global: &Global, args: &StatusArgs, output: Output) -> Result<
         let opened = open(&config).await?;
         let picture = Picture::take(&opened, group).await?;
         let mut warnings = picture.warnings(&config);
-        let advice = (opened.look)().await.source_context("look for trouble")?;
+        let advice = opened.advice().await;
         warnings.extend(advice.attention);
         if output.json {
             output.json_document(&picture.json(&opened, &warnings, &advice.weaker))?;

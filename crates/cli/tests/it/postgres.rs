@@ -371,4 +371,9 @@ fn a_transaction_that_was_left_open_needs_attention() {
     stop(relay);
     drop(left.stdin.take());
     left.wait().expect("psql ends");
+    // Where it can't be asked for, all else is still shown.
+    let unasked = "revoke execute on function postrider.check_settings from courier";
+    database.psql(unasked).expect("revoked");
+    let status = home.postrider(&["status"]).expect(0).out;
+    assert!(status.contains("can't say what is in trouble: check the settings"), "{status}");
 }
