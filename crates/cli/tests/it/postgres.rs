@@ -338,8 +338,8 @@ fn dead_consumers_need_attention() {
     assert!(!status.contains("gone"), "{status}");
 }
 
-/// A role with no more than a relay's part delivers, and sees nothing of another role's session: the
-/// age is taken from the ticks.
+/// A role with no more than a relay's part delivers, and sees nothing of another role's session:
+/// the age is taken from the ticks.
 #[test]
 fn a_transaction_that_was_left_open_needs_attention() {
     let server = Options::new(Version::V15).launch().expect("a server");
