@@ -131,8 +131,7 @@ async fn without_the_second_half_of_late_it_is_lost() {
 #[tokio::test]
 async fn a_transaction_in_the_snapshots_list_is_read_once_it_commits() {
     let lost = |sql: String| {
-        let sql = mutate(&sql, "WHERE o.xid = e.x AND o.seq > greatest", "WHERE false AND o.seq >");
-        mutate(&sql, "WHERE false AND o.seq >(", "WHERE false AND o.seq > greatest(")
+        mutate(&sql, "WHERE (o.xid, o.seq) > (e.x, greatest(", "WHERE false AND o.seq > ((0 + greatest(")
     };
     for (change, expected) in [
         (&unchanged as &dyn Fn(String) -> String, &["early", "late", "next"][..]),
@@ -393,10 +392,8 @@ async fn a_prepared_transaction_is_read_once_it_commits() {
 /// the cluster's own older backup: the same system, ticks of a later time.
 #[tokio::test]
 async fn ticks_of_a_later_time_than_the_cluster_are_settled_anew() {
-    let blind = |sql: String| {
-        let sql = mutate(&sql, " OR p.own >= pg_snapshot_xmax(pg_current_snapshot())", "");
-        mutate(&sql, "OR p.own >= pg_snapshot_xmax(pg_current_snapshot())", "")
-    };
+    let blind =
+        |sql: String| mutate(&sql, "p.own >= pg_snapshot_xmax(pg_current_snapshot())", "false");
     for (change, expected) in
         [(&unchanged as &dyn Fn(String) -> String, &["b", "c"][..]), (&blind, &[][..])]
     {
