@@ -1,7 +1,7 @@
 //! Writers at a fixed rate, and when their events were committed and confirmed.
 //!
-//! What lives here: the open loop of writers, the sink that notes times, and the waits between. What
-//! does not: what else happens meanwhile.
+//! What lives here: the open loop of writers, the sink that notes times, and the waits between.
+//! What does not: what else happens meanwhile.
 //! Invariant: a writer that is held up does not slow the others down, and its wait counts from when
 //! its event was due.
 

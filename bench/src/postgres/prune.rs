@@ -1,7 +1,7 @@
 //! Pruning: how long it takes, and what writers notice of it.
 //!
-//! What lives here: pruning a backlog of sent rows beside writers, also while a long transaction has
-//! the outbox open. What does not: what may be pruned, which is the store's.
+//! What lives here: pruning a backlog of sent rows beside writers, also while a long transaction
+//! has the outbox open. What does not: what may be pruned, which is the store's.
 //! Invariant: writers, a relay and retention run as in production; only the checkpoint over the
 //! backlog is set by hand, because delivering it is not what is measured here.
 

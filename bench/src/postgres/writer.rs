@@ -1,7 +1,7 @@
 //! What an append costs its writer: pgbench with 16 clients.
 //!
-//! What lives here: the two transactions, and pgbench. What does not: Rust's append, which calls the
-//! same function of the database.
+//! What lives here: the two transactions, and pgbench. What does not: Rust's append, which calls
+//! the same function of the database.
 //! Invariant: both transactions write the same business row and the same event, once into the
 //! outbox, once into a plain table with the same indexes, in turn, for the same time.
 
