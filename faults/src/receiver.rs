@@ -152,6 +152,9 @@ fn serve(stream: &TcpStream, desk: &Desk) -> std::io::Result<()> {
 
 /// Verifies a request, chooses the answer and remembers what was taken.
 fn take(desk: &Desk, head: Head, body: Vec<u8>, begun: u64) -> Option<(EventId, Answer)> {
+    if head.is_of_a_stranger() {
+        return None;
+    }
     let verified = head.verify(&desk.verifier, &body);
     let mut state = desk.state();
     let (id, relay) = match verified {

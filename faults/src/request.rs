@@ -66,6 +66,12 @@ pub fn read_head(reader: &mut impl BufRead) -> std::io::Result<Option<Head>> {
 }
 
 impl Head {
+    /// Whether no relay of any schedule sent it: on a busy machine, whoever knew the port before its
+    /// present owner may still call there.
+    pub fn is_of_a_stranger(&self) -> bool {
+        self.relay.is_empty()
+    }
+
     fn take(&mut self, name: &str, value: &[u8]) {
         let text = String::from_utf8_lossy(value).into_owned();
         let decoded = || decode_header_value(value).unwrap_or_default();
@@ -130,6 +136,9 @@ mod tests {
         let mut reader = text.as_bytes();
         let head = read_head(&mut reader).expect("a request").expect("not closed");
         assert_eq!((head.length, head.key.as_str(), reader), (2, "a b", &b"hi"[..]));
+        let relays = &b"POST / HTTP/1.1\r\nx-fault-relay: 2\r\n\r\n"[..];
+        let ours = read_head(&mut &relays[..]).expect("a request").expect("not closed");
+        assert!(head.is_of_a_stranger() && !ours.is_of_a_stranger());
         assert!(read_head(&mut &b""[..]).expect("closed").is_none());
         assert!(read_head(&mut &b"POST / HT"[..]).is_err());
         assert!(read_head(&mut &b"\x00\x01\r\n\r\n"[..]).is_err());
