@@ -172,7 +172,8 @@ impl Bench<'_> {
 /// How long a writer waited for a table, if this line of the log tells that.
 fn waited_ms(line: &str) -> Option<f64> {
     let wait = line.split_once(" acquired RowExclusiveLock on relation ")?.1;
-    wait.split_once(" after ")?.1.strip_suffix(" ms")?.parse().ok()
+    // A place in the statement may follow.
+    wait.split_once(" after ")?.1.split_once(" ms")?.0.parse().ok()
 }
 
 #[cfg(test)]
@@ -184,6 +185,8 @@ mod tests {
         let line = |what: &str| format!("UTC [7] [unknown] LOG:  process 7 acquired {what}");
         let waited = |what: &str| waited_ms(&line(what));
         let of = "relation 16385 of database 5 after 35.220 ms";
+        assert_eq!(waited(&format!("RowExclusiveLock on {of}")), Some(35.22));
+        let of = format!("{of} at character 13");
         assert_eq!(waited(&format!("RowExclusiveLock on {of}")), Some(35.22));
         assert_eq!(waited(&format!("AccessExclusiveLock on {of}")), None);
         assert_eq!(waited("ExclusiveLock on advisory lock [5,1,2,2] after 35.220 ms"), None);
