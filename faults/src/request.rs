@@ -66,8 +66,8 @@ pub fn read_head(reader: &mut impl BufRead) -> std::io::Result<Option<Head>> {
 }
 
 impl Head {
-    /// Whether no relay of any schedule sent it: on a busy machine, whoever knew the port before its
-    /// present owner may still call there.
+    /// Whether no relay of any schedule sent it: on a busy machine, whoever knew the port before
+    /// its present owner may still call there.
     pub fn is_of_a_stranger(&self) -> bool {
         self.relay.is_empty()
     }

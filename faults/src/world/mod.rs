@@ -1,4 +1,4 @@
-//! One schedule's folder: the source's database with the truth in it, the sink's files, a small disk.
+//! One schedule's folder: the database with the truth in it, the sink's files, a small disk.
 //!
 //! What lives here: the folder, what the truth is made of, and one face for every source. What does
 //! not: how a source keeps it (`sqlite.rs`, `postgres.rs`), processes.

@@ -4,8 +4,8 @@
 //! (`cluster.rs`).
 //! Invariant: a row of truth is numbered while the append holds its key's lock, so a key's numbers
 //! are the order of its commits. An event's place is the first tick whose snapshot saw its
-//! transaction, and its seq: told by a copy of the ticks that a trigger makes, not by the feed's own
-//! reading, so that it can be compared with checkpoints also when retention has forgotten it.
+//! transaction, and its seq: told by a copy of the ticks that a trigger makes, not by reading the
+//! feed, so that it can be compared with checkpoints also when retention has forgotten it.
 
 use std::cell::{RefCell, RefMut};
 use std::collections::HashSet;

@@ -2,9 +2,9 @@
 //!
 //! What lives here: the body of a writer's process, and of one that holds a transaction open. What
 //! does not: starting and killing it.
-//! Invariant: an event and its row of truth are written in one transaction, the row while the append
-//! holds the key's lock; whether a commit with an unknown end took place is told by the truth alone,
-//! and what did not is appended again under the same ids.
+//! Invariant: an event and its row of truth are written in one transaction, the row while the
+//! append holds the key's lock; whether a commit with an unknown end took place is told by the truth
+//! alone, and what did not is appended again under the same ids.
 
 use std::time::{Duration, Instant};
 
@@ -139,7 +139,8 @@ async fn write(task: Task<'_>, mut rng: StdRng) {
     }
 }
 
-/// Looks into the truth for a transaction whose end is unknown, and does it again unless it is there.
+/// Looks into the truth for a transaction whose end is unknown, and does it again unless it is
+/// there.
 async fn settle(task: &Task<'_>, plan: &Plan) -> Result<Client> {
     let mut client = within(open(task.url)).await?;
     let again = plan.again();
