@@ -3,8 +3,8 @@
 //! What lives here: the body of a writer's process, and of one that holds a transaction open. What
 //! does not: starting and killing it.
 //! Invariant: an event and its row of truth are written in one transaction, the row while the
-//! append holds the key's lock; whether a commit with an unknown end took place is told by the truth
-//! alone, and what did not is appended again under the same ids.
+//! append holds the key's lock. Whether a commit with an unknown end took place is told by the
+//! truth alone, and what did not is appended again under the same ids.
 
 use std::time::{Duration, Instant};
 
