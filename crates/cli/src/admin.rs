@@ -138,21 +138,26 @@ pub(crate) async fn watch_standing(
     let mut upkeep = tokio::time::interval(UPKEEP_EVERY);
     let mut standing = tokio::time::interval(STANDING_EVERY);
     standing.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let mut known = true;
     loop {
         tokio::select! {
             () = stop.cancelled() => return,
             _ = upkeep.tick() => metrics.run_upkeep(),
-            _ = standing.tick() => record_standing(&*store).await,
+            _ = standing.tick() => known = record_standing(&*store, known).await,
         }
     }
 }
 
-async fn record_standing(store: &dyn RelayStore) {
+/// Whether the database answered. `known`: whether it did so last time; the relay itself says how
+/// long a trouble lasts, so its begin is enough here.
+async fn record_standing(store: &dyn RelayStore, known: bool) -> bool {
     let progress = match store.progress().await {
         Ok(progress) => progress,
         Err(error) => {
-            tracing::warn!(error = error.chain(), "lag is not known");
-            return;
+            if known {
+                tracing::warn!(error = error.chain(), "lag is not known for now");
+            }
+            return false;
         }
     };
     let now = SystemClock.now();
@@ -168,6 +173,7 @@ async fn record_standing(store: &dyn RelayStore) {
         gauge("postrider_confirmed_events", &labels, to_f64(one.checkpoint.published));
         gauge("postrider_lag_seconds", &labels, lag);
     }
+    true
 }
 
 fn gauge(name: &'static str, labels: &[(&'static str, String); 2], value: f64) {

@@ -19,6 +19,7 @@ use tokio_util::sync::CancellationToken;
 use crate::keeper::{Book, Held, Keeping, LatestNews};
 use crate::options::RelayOptions;
 use crate::status::RelayStatus;
+use crate::told::Told;
 use crate::trust::Trust;
 
 /// How soon a free lease is noticed by a relay that wants one: a planned hand-over takes twice this
@@ -26,8 +27,6 @@ use crate::trust::Trust;
 const STANDBY_POLL: Duration = Duration::from_millis(50);
 /// How often a relay that holds all it may looks around.
 const HOLDING_POLL: Duration = Duration::from_millis(250);
-/// How soon an unchanged trouble of the database is told again.
-const TELL_AGAIN_AFTER: Duration = Duration::from_secs(60);
 /// Shortest time between two looks at the live relays.
 const JOIN_AT_MOST_EVERY: Duration = Duration::from_millis(100);
 
@@ -74,8 +73,8 @@ pub(crate) struct Coordinator {
     listed_at: Duration,
     /// Partitions whose lease was lost just now, and when to ask for them again.
     resting: HashMap<PartitionId, Duration>,
-    /// What was last said about the database's trouble, and when.
-    told: Option<(String, Duration)>,
+    /// What was last said about the database's trouble.
+    told: Told,
 }
 
 impl Coordinator {
@@ -102,7 +101,7 @@ impl Coordinator {
             joined_at: None,
             listed_at: Duration::ZERO,
             resting: HashMap::new(),
-            told: None,
+            told: Told::default(),
         }
     }
 
@@ -125,7 +124,7 @@ impl Coordinator {
         while !stop.is_cancelled() {
             let wait = match self.look_around(&stop).await {
                 Ok(wait) => {
-                    if self.told.take().is_some() {
+                    if self.told.is_over() {
                         tracing::info!("the database can be used again");
                     }
                     self.status.store_answered(None);
@@ -162,13 +161,9 @@ impl Coordinator {
             return Err(error);
         }
         let (text, now) = (error.chain(), self.clock.elapsed());
-        let known = |(told, at): &(String, Duration)| {
-            *told == text && now.saturating_sub(*at) < TELL_AGAIN_AFTER
-        };
         // Trying again comes every quarter of a second; a full disk needs no line for each.
-        if !self.told.as_ref().is_some_and(known) {
+        if self.told.is_news(&text, now) {
             tracing::warn!(error = text, "the database can't be used for now; trying on");
-            self.told = Some((text.clone(), now));
         }
         self.status.store_answered(Some(text));
         Ok(HOLDING_POLL)

@@ -15,6 +15,7 @@ use postrider_core::{
 use tokio_util::sync::CancellationToken;
 
 use crate::options::{Keeper, RelayOptions};
+use crate::told::Told;
 use crate::trust::Trust;
 
 /// A lease, how long it may be believed in, and what its renewals bring along.
@@ -121,6 +122,7 @@ pub(crate) fn start(
 
 async fn keep(keeping: Keeping, stop: CancellationToken) {
     let mut wait = keeping.renew_every;
+    let mut told = Told::default();
     loop {
         tokio::select! {
             biased;
@@ -128,9 +130,17 @@ async fn keep(keeping: Keeping, stop: CancellationToken) {
             () = keeping.clock.sleep(wait) => {}
         }
         wait = match renew(&keeping).await {
-            Ok(()) => keeping.renew_every,
+            Ok(()) => {
+                if told.is_over() {
+                    tracing::info!("leases can be renewed again");
+                }
+                keeping.renew_every
+            }
             Err(error) => {
-                tracing::warn!(error = %error.chain(), "leases were not renewed; trying again");
+                let text = error.chain();
+                if told.is_news(&text, keeping.clock.elapsed()) {
+                    tracing::warn!(error = text, "leases were not renewed; trying again");
+                }
                 keeping.renew_every / 6
             }
         };

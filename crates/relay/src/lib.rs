@@ -26,6 +26,7 @@ mod retaining;
 mod status;
 mod store_ops;
 mod subscription;
+mod told;
 mod trust;
 mod window;
 

@@ -14,8 +14,11 @@ use postrider_core::{
 };
 use tokio::sync::{mpsc, watch};
 
+use crate::told::Told;
+
 /// One page: large enough that its fixed cost disappears, small enough to share a budget.
 pub(crate) const PAGE: BatchLimit = BatchLimit { records: 1_024, bytes: 1024 * 1024 };
+/// The first wait after a failure; each one after it is twice as long.
 const FIRST_WAIT: Duration = Duration::from_millis(50);
 const MAX_WAIT: Duration = Duration::from_secs(5);
 
@@ -53,8 +56,8 @@ async fn read(
     batches: mpsc::Sender<Result<ReadOutcome>>,
     mut confirmed: watch::Receiver<Position>,
 ) {
-    let Some(mut reader) = open(&what, &batches).await else { return };
-    let mut wait = FIRST_WAIT;
+    let mut trouble = Trouble::default();
+    let Some(mut reader) = open(&what, &batches, &mut trouble).await else { return };
     loop {
         let outcome = tokio::select! {
             biased;
@@ -70,14 +73,14 @@ async fn read(
         };
         match outcome {
             Ok(outcome) => {
-                wait = FIRST_WAIT;
+                trouble.over(&what);
                 let ended = matches!(outcome, ReadOutcome::Ended(_));
                 if batches.send(Ok(outcome)).await.is_err() || ended {
                     return;
                 }
             }
             Err(error) if may_pass(&error) => {
-                pause(&what, &error, &mut wait).await;
+                trouble.pause(&what, &error).await;
             }
             Err(error) => {
                 // A closed channel means that nobody wants to hear it any more.
@@ -91,14 +94,14 @@ async fn read(
 async fn open(
     what: &ReadFrom,
     batches: &mpsc::Sender<Result<ReadOutcome>>,
+    trouble: &mut Trouble,
 ) -> Option<Box<dyn Reader>> {
-    let mut wait = FIRST_WAIT;
     loop {
         let opened = what.source.open(&what.consumer, &what.partition, what.from.clone()).await;
         match opened {
             Ok(reader) => return Some(reader),
             Err(error) if may_pass(&error) && !batches.is_closed() => {
-                pause(what, &error, &mut wait).await;
+                trouble.pause(what, &error).await;
             }
             Err(error) => {
                 let _ = batches.send(Err(error)).await;
@@ -117,11 +120,35 @@ fn may_pass(error: &Error) -> bool {
     }
 }
 
-async fn pause(what: &ReadFrom, error: &Error, wait: &mut Duration) {
-    tracing::warn!(
-        partition = %what.partition, sink = %what.consumer, error = %error.chain(),
-        "the source can't be read for now; trying again"
-    );
-    what.clock.sleep(*wait).await;
-    *wait = (*wait * 2).min(MAX_WAIT);
+/// Failures in a row, of one partition and sink.
+#[derive(Default)]
+struct Trouble {
+    attempts: u32,
+    told: Told,
+}
+
+impl Trouble {
+    /// Tells of it, unless that was done just now, and waits: longer each time.
+    async fn pause(&mut self, what: &ReadFrom, error: &Error) {
+        let text = error.chain();
+        let wait = FIRST_WAIT.saturating_mul(1 << self.attempts.min(16)).min(MAX_WAIT);
+        self.attempts = self.attempts.saturating_add(1);
+        if self.told.is_news(&text, what.clock.elapsed()) {
+            tracing::warn!(
+                partition = %what.partition, sink = %what.consumer, attempt = self.attempts,
+                error = text, "the source can't be read for now; trying again"
+            );
+        }
+        what.clock.sleep(wait).await;
+    }
+
+    fn over(&mut self, what: &ReadFrom) {
+        self.attempts = 0;
+        if self.told.is_over() {
+            tracing::info!(
+                partition = %what.partition, sink = %what.consumer,
+                "the source can be read again"
+            );
+        }
+    }
 }

@@ -16,6 +16,7 @@ use postrider_core::{
 };
 
 use crate::failpoint::failpoint;
+use crate::told::Told;
 use crate::window::Seq;
 
 /// Wait before a failed write is tried again; doubles up to `MAX_WAIT`.
@@ -90,18 +91,21 @@ impl Desk {
 
     /// Repeats a write until it is done or can't be.
     async fn write(self, op: StoreOp) -> (StoreOp, Result<()>) {
-        let mut patience = Patience::new();
+        let (mut patience, mut told) = (Patience::new(), Told::default());
         loop {
             let error = match self.once(&op).await {
                 Ok(()) => return (op, Ok(())),
                 Err(error) => error,
             };
             let Some(wait) = patience.after(&error) else { return (op, Err(error)) };
-            tracing::warn!(
-                partition = %self.lease.partition(), sink = %self.consumer,
-                epoch = self.lease.epoch().get(), error = %error.chain(),
-                "the database refused a write for now; trying again"
-            );
+            let text = error.chain();
+            if told.is_news(&text, self.clock.elapsed()) {
+                tracing::warn!(
+                    partition = %self.lease.partition(), sink = %self.consumer,
+                    epoch = self.lease.epoch().get(), error = text,
+                    "the database refused a write for now; trying again"
+                );
+            }
             self.clock.sleep(wait).await;
         }
     }

@@ -178,13 +178,22 @@ impl Pipeline {
         let (letters, blocking) = match letters {
             Ok(found) => found,
             Err(error) => {
-                tracing::warn!(
-                    partition = %self.partition(), sink = %self.set.desk.consumer,
-                    error = %error.chain(), "dead letters can't be read for now"
-                );
+                let text = error.chain();
+                if self.told.is_news(&text, now) {
+                    tracing::warn!(
+                        partition = %self.partition(), sink = %self.set.desk.consumer,
+                        error = text, "dead letters can't be read for now"
+                    );
+                }
                 return;
             }
         };
+        if self.told.is_over() {
+            tracing::info!(
+                partition = %self.partition(), sink = %self.set.desk.consumer,
+                "dead letters can be read again"
+            );
+        }
         let unchanged = self.parkings == self.parkings_at_release;
         if unchanged {
             self.blocking = blocking;

@@ -35,6 +35,7 @@ use crate::options::SinkOptions;
 use crate::reading::{self, ReadFrom, Reading};
 use crate::status::{PipelineStatus, SinkState};
 use crate::store_ops::{Desk, Patience, StoreOp, StoreOps};
+use crate::told::Told;
 use crate::trust::Trust;
 use crate::window::{Seq, Window};
 
@@ -130,6 +131,8 @@ pub(crate) struct Pipeline {
     /// Grows with each parking, so that a count read before it is not believed.
     parkings: u64,
     parkings_at_release: u64,
+    /// That the letters can't be read.
+    told: Told,
     /// The last look found nothing that holds a key back, and nothing was parked since: until a
     /// person requeues a letter there is nothing to look for.
     at_rest: bool,
@@ -183,7 +186,7 @@ impl Pipeline {
     async fn start(set: Setting) -> Result<Self> {
         let consumer = set.desk.consumer.clone();
         let partition = set.desk.lease.partition().clone();
-        let mut patience = Patience::new();
+        let (mut patience, mut told) = (Patience::new(), Told::default());
         let (from, blocking) = loop {
             let found = load(&set, &consumer, &partition).await;
             match found {
@@ -193,8 +196,11 @@ impl Pipeline {
                 }
                 Err(error) => {
                     let Some(wait) = patience.after(&error) else { return Err(error) };
-                    tracing::warn!(%partition, sink = %consumer, error = %error.chain(),
-                        "the checkpoint can't be read for now; trying again");
+                    let text = error.chain();
+                    if told.is_news(&text, set.desk.clock.elapsed()) {
+                        tracing::warn!(%partition, sink = %consumer, error = text,
+                            "the checkpoint can't be read for now; trying again");
+                    }
                     if set.trust.remaining(set.desk.clock.elapsed()).is_none() {
                         return Err(Error::fenced(
                             "the lease ran out before the checkpoint was read",
@@ -231,6 +237,7 @@ impl Pipeline {
             blocking,
             parkings: 0,
             parkings_at_release: 0,
+            told: Told::default(),
             at_rest: false,
             letters_ended: 0,
             ended_at_release: 0,
