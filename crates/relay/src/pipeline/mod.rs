@@ -188,8 +188,7 @@ impl Pipeline {
         let partition = set.desk.lease.partition().clone();
         let (mut patience, mut told) = (Patience::new(), Told::default());
         let (from, blocking) = loop {
-            let found = load(&set, &consumer, &partition).await;
-            match found {
+            match load(&set, &consumer, &partition).await {
                 Ok((checkpoint, blocking)) => {
                     let resume = checkpoint.map(|found| StartFrom::After(found.position));
                     break (resume.unwrap_or_else(|| set.options.from.clone()), blocking);
