@@ -147,15 +147,17 @@ $body$;
 -- Refuse a value of an event in words, so that nobody is shown the whole row instead, neither in an
 -- error nor in the server's log.
 CREATE FUNCTION {schema}.refuse_text(what text, value text, most integer) RETURNS boolean
-LANGUAGE plpgsql IMMUTABLE STRICT PARALLEL SAFE AS $body$
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $body$
 BEGIN
     RAISE EXCEPTION '%', what || CASE
+        WHEN value IS NULL THEN ' is NULL; give it a value'
         WHEN value = '' THEN ' is empty; give it at least one character'
         WHEN octet_length(value) > most
             THEN format(' has %s bytes; %s are allowed', octet_length(value), most)
         ELSE format(' has a control character at character %s; remove it',
             length(substring(value FROM '^[^\x01-\x1f\x7f-\x9f]*')) + 1)
-    END USING ERRCODE = 'check_violation';
+    END USING ERRCODE = CASE WHEN value IS NULL THEN 'not_null_violation'
+        ELSE 'check_violation' END;
 END
 $body$;
 
@@ -169,15 +171,20 @@ END
 $body$;
 
 CREATE FUNCTION {schema}.refuse_payload(bytes integer) RETURNS boolean
-LANGUAGE plpgsql IMMUTABLE STRICT PARALLEL SAFE AS $body$
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $body$
 BEGIN
+    IF bytes IS NULL THEN
+        RAISE EXCEPTION 'payload is NULL; give it a value, which may be empty'
+            USING ERRCODE = 'not_null_violation';
+    END IF;
     RAISE EXCEPTION 'payload has % bytes; 16777216 are allowed: store the content elsewhere and '
         'send a reference', bytes USING ERRCODE = 'check_violation';
 END
 $body$;
 
 -- What an event's columns hold. Types, not constraints of the table: those the server would parse
--- anew for each statement, which costs more than the insert itself.
+-- anew for each statement, which costs more than the insert itself. A NULL is refused here, too:
+-- the table's own NOT NULL would show the whole row.
 CREATE DOMAIN {schema}.event_key AS text COLLATE "C" CHECK (
     octet_length(VALUE) BETWEEN 1 AND 1024 AND VALUE !~ '[\x01-\x1f\x7f-\x9f]'
     OR {schema}.refuse_text('key', VALUE, 1024));

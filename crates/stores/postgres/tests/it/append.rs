@@ -323,6 +323,15 @@ async fn a_refused_value_reads_as_a_sentence(version: Version) {
     let plain = "key, topic, type, payload";
     for (sql, says) in [
         (insert(plain, "'', 't', 'T', ''"), "key is empty; give it at least one character"),
+        (insert(plain, "NULL, 't', 'T', 'secret'"), "key is NULL; give it a value"),
+        (insert("topic, type, payload", "'t', 'T', 'secret'"), "key is NULL; give it a value"),
+        (insert(plain, "'k', NULL, 'T', 'secret'"), "topic is NULL; give it a value"),
+        (insert(plain, "'k', 't', NULL, 'secret'"), "type is NULL; give it a value"),
+        (insert(plain, "'k', 't', 'T', NULL"), "payload is NULL; give it a value"),
+        (
+            "SELECT postrider.append('k', 't', 'T', 'secret', content_type => NULL)".to_owned(),
+            "content type is NULL; give it a value",
+        ),
         (insert(plain, "repeat('é', 513), 't', 'T', ''"), "key has 1026 bytes; 1024 are allowed"),
         (
             insert(plain, "'k', E't\\u0085', 'T', ''"),
@@ -347,6 +356,8 @@ async fn a_refused_value_reads_as_a_sentence(version: Version) {
         ),
     ] {
         let error = client.batch_execute(&sql).await.expect_err("refused");
+        // The server's log repeats what it says, and that must not be the row.
+        assert_eq!(error.as_db_error().and_then(|cause| cause.detail()), None, "{sql}");
         let error = postrider_store_postgres::postgres_error("insert", error);
         assert_eq!(error.kind(), ErrorKind::Permanent);
         assert!(error.chain().contains(says), "{error:?}");
