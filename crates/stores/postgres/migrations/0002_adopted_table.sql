@@ -293,6 +293,28 @@ BEGIN
 END
 $body$;
 
+-- Refuses what would be passed over: a field that is written wrongly, most of all.
+CREATE FUNCTION {schema}.check_mapping(mapping jsonb) RETURNS void
+LANGUAGE plpgsql IMMUTABLE AS $body$
+DECLARE
+    fields  text[] := ARRAY['id', 'key', 'topic', 'type', 'payload', 'created_at', 'content_type',
+        'headers', 'number', 'delete'];
+    unknown text;
+BEGIN
+    IF jsonb_typeof(mapping) <> 'object' THEN
+        RAISE EXCEPTION 'mapping: a JSON object is needed'
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'Give {"key": "a_column"}.';
+    END IF;
+    SELECT k INTO unknown FROM jsonb_object_keys(mapping) AS k
+        WHERE k <> ALL (fields) ORDER BY k LIMIT 1;
+    IF FOUND THEN
+        RAISE EXCEPTION 'mapping: there is no field "%"', left(unknown, 64)
+            USING ERRCODE = 'invalid_parameter_value',
+                HINT = 'The fields: ' || array_to_string(fields, ', ');
+    END IF;
+END
+$body$;
+
 -- Makes a table an outbox, which is then followed like any other, by read_feed and by the relay;
 -- returns its name, by default the table's. A second call takes a changed mapping and renews the
 -- functions. mapping: see mapped_field, with the fields id, key, topic, type, payload, created_at,
@@ -325,10 +347,14 @@ BEGIN
     THEN
         RAISE EXCEPTION 'outbox "%" exists already and is another one', a.outbox
             USING ERRCODE = 'duplicate_object',
-                HINT = 'Give outbox => ''another_name'', or call release_table first.';
+                HINT = CASE WHEN known.source IS NULL
+                    THEN 'It is one of Postrider''s own tables. Give outbox => ''another_name'','
+                        ' and that name to the relay.'
+                    ELSE 'Give outbox => ''another_name'', or call release_table first.' END;
     END IF;
     PERFORM {schema}.check_adoptable(source, add_columns);
     a.mapping := coalesce(mapping, '{}');
+    PERFORM {schema}.check_mapping(a.mapping);
     a.columns := add_columns;
     name := CASE WHEN add_columns THEN 'postrider_seq' ELSE coalesce(mapping->>'number', 'id') END;
     IF known.source IS NULL THEN
@@ -382,7 +408,8 @@ BEGIN
     END IF;
     IF EXISTS (SELECT FROM {schema}.dead_letter d WHERE d.outbox = release_table.outbox) THEN
         RAISE EXCEPTION 'outbox "%" has dead letters', outbox
-            USING ERRCODE = 'object_in_use', HINT = 'Requeue them, or skip and purge them.';
+            USING ERRCODE = 'object_in_use',
+                HINT = 'Requeue them and let them be delivered, or drop them.';
     END IF;
     EXECUTE format('DROP VIEW %s.%I', {schema_ident_text}, outbox);
     FOR name IN SELECT p.oid::regprocedure::text FROM pg_proc p

@@ -565,8 +565,14 @@ async fn what_can_not_be_adopted_is_refused_with_the_remedy() {
             (
                 "'app.outboxevent', '{\"number\": \"number\"}', outbox => 'outbox'",
                 "42710",
-                "another one",
+                "and that name to the relay",
             ),
+            (
+                "'app.outboxevent', '{\"number\": \"number\", \"kee\": \"aggregateid\"}'",
+                "22023",
+                "no field \"kee\"",
+            ),
+            ("'app.outboxevent', '[]', true", "22023", "JSON object"),
             ("'app.other'", "22023", "CACHE 1"),
             ("'app.other', '{\"created_at\": \"at\"}', true", "42804", "timestamp"),
             ("'app.outboxevent', '{\"number\": \"number\"}', partitions => 0", "22023", "1024"),
