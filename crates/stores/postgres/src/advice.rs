@@ -12,6 +12,7 @@ use tokio_postgres::Row;
 use tokio_postgres::types::Type;
 
 use crate::PostgresStore;
+use crate::names::{identifier, literal};
 
 /// A transaction that has locked keys or holds rows uncommitted for longer was left behind.
 const LEFT_BEHIND: Duration = Duration::from_secs(300);
@@ -62,8 +63,7 @@ const BOUNDS: &str = "WITH appended_to AS (
         WHERE r.rolcanlogin AND NOT r.rolsuper
             AND has_any_column_privilege(r.oid, t.oid, 'INSERT')
     )
-    SELECT w.rolname::text, string_agg(c.setting || ' is ' || c.value, ', ' ORDER BY c.setting),
-        (array_agg(c.advice ORDER BY c.setting))[1]
+    SELECT w.rolname::text, string_agg(c.setting || ' is ' || c.value, ', ' ORDER BY c.setting)
     FROM (SELECT rolname FROM writer UNION ALL
         SELECT pg_get_userbyid(t.relowner) FROM appended_to AS t
         WHERE NOT EXISTS (SELECT FROM writer)) AS w
@@ -106,11 +106,13 @@ impl PostgresStore {
         // The store's own connections ask for bounds of their own, which hide the server's.
         let rows = self.inner.connections.query_plainly("check the settings", &sql).await?;
         let sentence = |row: &Row| {
-            let (role, found, why): (&str, &str, &str) = (row.get(0), row.get(1), row.get(2));
+            let (role, found): (&str, &str) = (row.get(0), row.get(1));
             format!(
-                "for the role {role:?}, which appends, {found}: {why} (ALTER ROLE … SET …; see \
-                 {}.check_settings)",
-                self.inner.names.schema()
+                "a client of the role {role:?}, which appends, can vanish and keep its keys \
+                 locked for long: {found}; what to set by ALTER ROLE … SET …: SELECT * FROM \
+                 {}.check_settings({})",
+                identifier(self.inner.names.schema()),
+                literal(role)
             )
         };
         Ok(rows.iter().map(sentence).collect())

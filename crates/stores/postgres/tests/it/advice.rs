@@ -77,6 +77,9 @@ async fn missing_bounds_are_told_until_they_are_set(version: Version) {
         told[0].contains("\"postgres\"") && told[0].contains("tcp_user_timeout is 0"),
         "{told:?}"
     );
+    // The remedy can be run as it stands, and names each setting's own value.
+    let remedy = &told[0][told[0].find("SELECT").expect("a statement")..];
+    assert_eq!(database.psql(remedy).expect("run").lines().count(), 4, "{remedy}");
     for setting in [
         "idle_in_transaction_session_timeout = '30s'",
         "tcp_user_timeout = '30s'",
