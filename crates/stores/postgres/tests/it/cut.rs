@@ -131,7 +131,7 @@ async fn without_the_second_half_of_late_it_is_lost() {
 #[tokio::test]
 async fn a_transaction_in_the_snapshots_list_is_read_once_it_commits() {
     let lost = |sql: String| {
-        mutate(&sql, "WHERE (o.xid, o.seq) > (e.x, greatest(", "WHERE false AND o.seq > ((0 + greatest(")
+        mutate(&sql, "WHERE (o.xid, o.seq) > (e.x, gr", "WHERE false AND (o.xid, o.seq) > (e.x, gr")
     };
     for (change, expected) in [
         (&unchanged as &dyn Fn(String) -> String, &["early", "late", "next"][..]),
@@ -395,7 +395,7 @@ async fn ticks_of_a_later_time_than_the_cluster_are_settled_anew() {
     let blind =
         |sql: String| mutate(&sql, "p.own >= pg_snapshot_xmax(pg_current_snapshot())", "false");
     for (change, expected) in
-        [(&unchanged as &dyn Fn(String) -> String, &["b", "c"][..]), (&blind, &[][..])]
+        [(&unchanged as &dyn Fn(String) -> String, &["b", "c"][..]), (&blind, &["c"])]
     {
         let world = World::new(Version::V15, change).await;
         let (a, mut after) = (world.session().await, Position::START);
