@@ -104,8 +104,9 @@ BEGIN
     IF highest IS NULL THEN
         RETURN true;
     END IF;
-    IF t.system <> (SELECT system_identifier FROM pg_control_system()) THEN
-        -- Rows written here have ids of this cluster, which that tick knows nothing of.
+    IF highest > t.seq_hi THEN
+        -- Drawn after that tick, which can't have seen it, whatever its snapshot says of the row's
+        -- id: the tick may be of another cluster, or of a copy of this one whose ids were ahead.
         RETURN false;
     END IF;
     IF highest <= t.floor THEN
@@ -123,8 +124,9 @@ BEGIN
         RETURN false;
     END IF;
     EXECUTE format('SELECT NOT EXISTS (SELECT FROM pg_snapshot_xip($1) AS e (x)
-        CROSS JOIN LATERAL (SELECT FROM ONLY %s AS l WHERE l.xid = e.x
-            ORDER BY l.seq LIMIT 1) AS l)', leaf) INTO settled USING t.snap;
+        CROSS JOIN LATERAL (SELECT FROM ONLY %s AS l WHERE (l.xid, l.seq) > (e.x, 0)
+            AND (l.xid, l.seq) <= (e.x, $2) ORDER BY l.xid, l.seq LIMIT 1) AS l)', leaf)
+        INTO settled USING t.snap, highest;
     RETURN settled;
 END
 $body$;
