@@ -43,6 +43,38 @@ BEGIN
 END
 $body$;
 
+-- Refuses a table with a type that somebody else's function makes JSON: the trigger would run it as
+-- its owner. Looks at the types that the columns are made of only where there is such a function.
+CREATE FUNCTION {schema}.check_casts(source regclass) RETURNS void
+LANGUAGE plpgsql STABLE AS $body$
+DECLARE
+    casts oid[] := ARRAY(SELECT c.castsource FROM pg_cast AS c
+        JOIN pg_proc AS f ON f.oid = c.castfunc JOIN pg_roles AS r ON r.oid = f.proowner
+        WHERE c.casttarget = 'json'::regtype AND NOT r.rolsuper AND r.rolname <> current_user);
+    alien oid;
+BEGIN
+    IF casts = '{}' THEN
+        RETURN;
+    END IF;
+    WITH RECURSIVE types (type) AS (
+        SELECT a.atttypid FROM pg_attribute AS a
+        WHERE a.attrelid = source AND a.attnum > 0 AND NOT a.attisdropped
+        UNION
+        SELECT p.part FROM types AS t JOIN pg_type AS y ON y.oid = t.type
+        CROSS JOIN LATERAL (SELECT y.typbasetype UNION ALL SELECT y.typelem UNION ALL
+            SELECT a.atttypid FROM pg_attribute AS a
+            WHERE a.attrelid = y.typrelid AND a.attnum > 0 AND NOT a.attisdropped) AS p (part)
+        WHERE p.part <> 0)
+    SELECT t.type INTO alien FROM types AS t WHERE t.type = ANY (casts) LIMIT 1;
+    IF FOUND THEN
+        RAISE EXCEPTION '%: its type % has a cast to json by a function of another role than that'
+            ' of the feed, which would run with the feed''s rights', source, alien::regtype
+            USING ERRCODE = 'insufficient_privilege',
+                HINT = 'Drop the cast, or have a superuser own its function.';
+    END IF;
+END
+$body$;
+
 -- The trigger. For an ordinary table it runs once for each statement, and a bulk load locks the
 -- outbox instead of thousands of keys; for a partitioned one it runs for each row, so that it holds
 -- for partitions that are written directly or attached later. Runs as its owner: whoever may write
@@ -61,6 +93,7 @@ BEGIN
             USING ERRCODE = 'object_not_in_prerequisite_state',
                 HINT = 'Call teardown_feed for the table, or setup_feed once more.';
     END IF;
+    PERFORM {schema}.check_casts(TG_RELID::regclass);
     IF TG_LEVEL = 'ROW' THEN
         PERFORM {schema}.append_rows(f, type,
             ARRAY[CASE TG_OP WHEN 'DELETE' THEN to_jsonb(OLD) ELSE to_jsonb(NEW) END]);
