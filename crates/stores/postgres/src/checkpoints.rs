@@ -103,6 +103,7 @@ const STANDINGS: &str =
 /// did not see. A row is before a tick when the tick's snapshot sees it or an anchor has settled
 /// it; of the tick that a position lies within, the rows up to the position's seq are passed, too.
 /// Rows that no tick has yet belong to the newest generation.
+/// A key is hashed once for each number of partitions: left to the planner, once for each standing.
 const PENDING: &str = "WITH standing AS MATERIALIZED (
         SELECT s.*, b.snap AS before_snap, b.seq_hi AS before_hi, b.floor AS before_floor,
             b.seq_lo AS before_lo, b.own AS before_own,
@@ -127,7 +128,7 @@ const PENDING: &str = "WITH standing AS MATERIALIZED (
                 FROM standing) AS gap
             JOIN {schema}.{outbox} AS o ON o.xid >= gap.low AND o.xid < gap.high AND o.seq <= $1
         ) AS late),
-    hashed AS (SELECT b.xid, b.seq, b.created_at, counts.count,
+    hashed AS MATERIALIZED (SELECT b.xid, b.seq, b.created_at, counts.count,
             {schema}.partition_of(b.key, counts.count) AS index
         FROM beyond AS b CROSS JOIN (SELECT DISTINCT count FROM standing) AS counts)
     SELECT s.place, count(*), (extract(epoch FROM min(h.created_at)) * 1000)::bigint

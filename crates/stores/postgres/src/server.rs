@@ -78,12 +78,13 @@ impl Servers {
         let milliseconds = options.statement_timeout.as_millis();
         // The server ends what a client that vanished has left: an idle transaction by its
         // time-out, a waiting statement within a second, a dead connection by TCP's own means.
+        // Compiling a plan for all segments takes longer than any of the statements.
         let settings = format!(
             "-c statement_timeout={milliseconds} -c lock_timeout={milliseconds} \
              -c idle_in_transaction_session_timeout={milliseconds} \
              -c client_connection_check_interval=1000 -c tcp_keepalives_idle=10 \
              -c tcp_keepalives_interval=5 -c tcp_keepalives_count=4 -c tcp_user_timeout=20000 \
-             -c default_transaction_isolation=read\\ committed"
+             -c default_transaction_isolation=read\\ committed -c jit=off"
         );
         Ok(Self {
             places: places.into_iter().map(with_tls).collect::<Result<_>>()?,
