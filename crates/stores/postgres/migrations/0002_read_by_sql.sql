@@ -90,6 +90,7 @@ $body$;
 CREATE FUNCTION {schema}.generation_of(outbox text, INOUT partitions integer, OUT number integer)
 LANGUAGE plpgsql STABLE AS $body$
 DECLARE
+    asked  integer := partitions;
     counts text;
 BEGIN
     SELECT string_agg(g.partitions::text, ', ' ORDER BY g.number) INTO counts
@@ -105,7 +106,7 @@ BEGIN
         WHERE g.outbox = generation_of.outbox
             AND g.partitions = coalesce(generation_of.partitions, g.partitions);
     IF NOT FOUND THEN
-        RAISE EXCEPTION 'outbox "%" never had % partitions, only %', outbox, partitions, counts
+        RAISE EXCEPTION 'outbox "%" never had % partitions, only %', outbox, asked, counts
             USING ERRCODE = 'invalid_parameter_value';
     END IF;
 END
