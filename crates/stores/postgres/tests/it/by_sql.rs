@@ -162,6 +162,7 @@ async fn what_can_not_be_read_is_refused_by_code() {
         ] {
             let (found, text) = refusal(&session, &sql).await;
             assert_eq!(found, code, "{sql}: {text}");
+            assert!(!text.contains("NULL>"), "{sql}: {text}");
         }
     }
 }
