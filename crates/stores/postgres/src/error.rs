@@ -18,6 +18,8 @@ pub(crate) const BEYOND_HEAD: &str = "PR001";
 pub(crate) const NAMES_NOTHING: &str = "PR002";
 /// A position below the retention horizon.
 const BELOW_HORIZON: &str = "PR003";
+/// The outbox's sequence was set back.
+const SET_BACK: &str = "PR006";
 
 /// The kind of a SQLSTATE, and what a person should do about it.
 fn classify(code: &str) -> (ErrorKind, &'static str) {
@@ -79,6 +81,7 @@ fn classify(code: &str) -> (ErrorKind, &'static str) {
         BEYOND_HEAD | NAMES_NOTHING | BELOW_HORIZON => (Permanent, "the position is refused"),
         "P0002" | "P0003" => {
             (Corrupt, "a row that Postrider keeps is missing; stop, and restore a backup")
+        SET_BACK => (Permanent, "the outbox's sequence was set back"),
         }
         "XX001" | "XX002" => {
             (Corrupt, "the database reports damaged data; stop, check its disks, restore a backup")
@@ -108,7 +111,7 @@ fn classify_class(code: &str) -> (ErrorKind, &'static str) {
 /// Whether the server's own text is the best there is: our functions and constraints wrote it, or
 /// it names what is wrong with a value.
 fn speaks_for_itself(code: &str) -> bool {
-    [BEYOND_HEAD, NAMES_NOTHING, BELOW_HORIZON, "P0001", "25000"].contains(&code)
+    [BEYOND_HEAD, NAMES_NOTHING, BELOW_HORIZON, SET_BACK, "P0001", "25000"].contains(&code)
         || is_refusal(code)
 }
 
@@ -300,6 +303,12 @@ fn append_refusal(
         ))),
         "54001" => Some(Error::permanent(format!(
             "{place}: the payload is nested deeper than the server can follow; use an outbox \
+        // Also the server's answer to all others until the transactions that hold so many end.
+        "53200" if routine == Some("LockAcquireExtended") => Some(Error::transient(format!(
+            "{place}: the server's table of locks is full, because open transactions append under \
+             too many keys; append all events of a transaction in one call, which takes one lock \
+             for more than 1000 keys, or raise max_locks_per_transaction"
+        ))),
              with payloads of bytes"
         ))),
         _ if is_refusal(code) => Some(compose(place, code, message, constraint)),
@@ -412,6 +421,7 @@ mod tests {
             ("PR003", Permanent, "the server's text"),
             ("XX000", Transient, "its log"),
             ("XX001", Corrupt, "damaged"),
+            ("PR006", Permanent, "the server's text"),
             ("XX002", Corrupt, "damaged"),
             ("", Permanent, "refused the statement"),
             ("é", Permanent, "refused the statement"),
