@@ -384,7 +384,12 @@ impl<'a> Stage<'a> {
         }
         for mut holder in self.holders.drain(..) {
             // A transaction that was ended with its session is an ordinary end.
-            holder.wait().context("wait for a lock's holder")?;
+            while holder.try_wait().context("wait for a lock's holder")?.is_none() {
+                if self.schedule.postgres.is_some() {
+                    self.world.postgres()?.roll_back_orphans()?;
+                }
+                std::thread::sleep(RESTART_AFTER);
+            }
         }
         Ok(())
     }

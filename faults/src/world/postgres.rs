@@ -288,6 +288,22 @@ impl PostgresData {
         Ok((self.number(EVENTS_ALONE)?, self.number(ROWS_ALONE)?))
     }
 
+    /// Rolls back what was prepared long ago: whoever prepared it lost the answer, or has committed
+    /// it in a database that this one, an older copy, replaced. Its locks would stay for ever.
+    ///
+    /// # Errors
+    /// The database's.
+    pub fn roll_back_orphans(&self) -> Result<()> {
+        let orphans = "SELECT format('ROLLBACK PREPARED %L', gid) FROM pg_prepared_xacts
+            WHERE database = current_database()
+                AND prepared < clock_timestamp() - interval '4 seconds'";
+        for row in self.ask(orphans)? {
+            // Its owner may come first.
+            let _ = self.ask(row.get(0));
+        }
+        Ok(())
+    }
+
     /// Every take-over, in order.
     ///
     /// # Errors
