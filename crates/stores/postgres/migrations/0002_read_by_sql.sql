@@ -150,6 +150,7 @@ DECLARE
     stamp  bigint;
     seq    bigint;
     opened record;
+    first  boolean := true;
     given  integer := 0;
     ended  boolean := false;
     tick   text := format('%s.%I', {schema_ident_text}, outbox || '_tick');
@@ -182,7 +183,7 @@ BEGIN
     LOOP
         IF r.at_ms IS NULL AND r.generation IS NOT NULL THEN
             -- Opens a tick: the one before is done.
-            IF opened IS NOT NULL THEN
+            IF NOT first THEN
                 stamp := opened.stamp;
                 seq := opened.seq;
             END IF;
@@ -191,6 +192,7 @@ BEGIN
                 EXIT;
             END IF;
             opened := r;
+            first := false;
             CONTINUE;
         END IF;
         IF (r.stamp, r.seq) > (stamp, seq) THEN
