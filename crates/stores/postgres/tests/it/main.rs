@@ -23,6 +23,7 @@ mod quiet;
 mod race;
 mod restore;
 mod retention;
+mod review;
 mod roles;
 mod serialised;
 mod support;
