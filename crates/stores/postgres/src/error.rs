@@ -34,9 +34,9 @@ fn classify(code: &str) -> (ErrorKind, &'static str) {
         "55000" => (Transient, "the server is not ready for this (a standby?); try again"),
         "57014" => (Transient, "the statement ran into its time-out; try again"),
         "57P01" | "57P02" | "57P05" => {
-            (Transient, "the server ended the connection; connecting again")
+            (Transient, "the server ended the connection; try again")
         }
-        "57P03" => (Transient, "the server starts or stops at this moment; trying again"),
+        "57P03" => (Transient, "the server starts or stops at this moment; try again"),
         "57P04" => (Permanent, "the database was dropped; restore it, or name another one"),
         "25P03" | "25P04" => (
             Transient,
@@ -60,9 +60,11 @@ fn classify(code: &str) -> (ErrorKind, &'static str) {
              it may log in, and pg_hba.conf (may it ask for TLS?)",
         ),
         "3D000" => (Permanent, "there is no database of that name; create it"),
-        "42501" => {
-            (Permanent, "the role lacks a privilege; see the roles in docs/stores/postgres.md")
-        }
+        "42501" => (
+            Permanent,
+            "the role lacks a privilege; a relay needs `SELECT postrider.grant_relay('its role')` \
+             by the tables' owner, init CREATE on the database: Roles in docs/stores/postgres.md",
+        ),
         "3F000" | "42P01" | "42883" | "42703" => {
             (Permanent, "Postrider's tables are missing; run `postrider init`")
         }
@@ -94,7 +96,7 @@ fn classify(code: &str) -> (ErrorKind, &'static str) {
 fn classify_class(code: &str) -> (ErrorKind, &'static str) {
     use ErrorKind::{Permanent, Transient, Unsupported};
     match &code.as_bytes()[..2.min(code.len())] {
-        b"08" => (Transient, "the connection failed; connecting again"),
+        b"08" => (Transient, "the connection failed; try again"),
         b"0A" => (Unsupported, "this server lacks a feature that Postrider needs"),
         b"22" | b"23" => (Permanent, "the server refused the value"),
         b"28" => (Permanent, "the server refused the login; check role and password"),
@@ -150,7 +152,7 @@ pub fn postgres_error(place: &str, error: tokio_postgres::Error) -> Error {
         let context = format!("{place}: a value has a form that PostgreSQL can't take");
         return Error::permanent(context).with_source(error);
     }
-    Error::transient(format!("{place}: the connection failed; trying again")).with_source(error)
+    Error::transient(format!("{place}: the connection failed; try again")).with_source(error)
 }
 
 /// Turns an error on the way to a connection into a reaction; `name` is the host and its port.
@@ -189,7 +191,7 @@ fn before_the_server(error: &tokio_postgres::Error) -> (ErrorKind, &'static str)
              or it lacks what the url demands",
         );
     }
-    (Transient, "the connection failed; trying again")
+    (Transient, "the connection failed; try again")
 }
 
 fn unreachable_server(kind: io::ErrorKind) -> (ErrorKind, &'static str) {
@@ -201,7 +203,7 @@ fn unreachable_server(kind: io::ErrorKind) -> (ErrorKind, &'static str) {
         io::ErrorKind::HostUnreachable | io::ErrorKind::NetworkUnreachable => {
             "the network has no way there"
         }
-        _ => "the connection failed, or its name has no address; trying again",
+        _ => "the connection failed, or its name has no address; check the name and the network",
     };
     (ErrorKind::Transient, text)
 }
