@@ -33,9 +33,7 @@ fn classify(code: &str) -> (ErrorKind, &'static str) {
         "55006" => (Transient, "another session uses what is to be changed; try again"),
         "55000" => (Transient, "the server is not ready for this (a standby?); try again"),
         "57014" => (Transient, "the statement ran into its time-out; try again"),
-        "57P01" | "57P02" | "57P05" => {
-            (Transient, "the server ended the connection; try again")
-        }
+        "57P01" | "57P02" | "57P05" => (Transient, "the server ended the connection; try again"),
         "57P03" => (Transient, "the server starts or stops at this moment; try again"),
         "57P04" => (Permanent, "the database was dropped; restore it, or name another one"),
         "25P03" | "25P04" => (
@@ -81,9 +79,9 @@ fn classify(code: &str) -> (ErrorKind, &'static str) {
              or lower the option `connections`",
         ),
         BEYOND_HEAD | NAMES_NOTHING | BELOW_HORIZON => (Permanent, "the position is refused"),
+        SET_BACK => (Permanent, "the outbox's sequence was set back"),
         "P0002" | "P0003" => {
             (Corrupt, "a row that Postrider keeps is missing; stop, and restore a backup")
-        SET_BACK => (Permanent, "the outbox's sequence was set back"),
         }
         "XX001" | "XX002" => {
             (Corrupt, "the database reports damaged data; stop, check its disks, restore a backup")
@@ -303,14 +301,14 @@ fn append_refusal(
         "25P02" => Some(Error::permanent(format!(
             "{place}: a statement before failed the transaction; roll it back and begin again"
         ))),
-        "54001" => Some(Error::permanent(format!(
-            "{place}: the payload is nested deeper than the server can follow; use an outbox \
         // Also the server's answer to all others until the transactions that hold so many end.
         "53200" if routine == Some("LockAcquireExtended") => Some(Error::transient(format!(
             "{place}: the server's table of locks is full, because open transactions append under \
              too many keys; append all events of a transaction in one call, which takes one lock \
              for more than 1000 keys, or raise max_locks_per_transaction"
         ))),
+        "54001" => Some(Error::permanent(format!(
+            "{place}: the payload is nested deeper than the server can follow; use an outbox \
              with payloads of bytes"
         ))),
         _ if is_refusal(code) => Some(compose(place, code, message, constraint)),
@@ -421,9 +419,9 @@ mod tests {
             ("PR001", Permanent, "the server's text"),
             ("PR002", Permanent, "the server's text"),
             ("PR003", Permanent, "the server's text"),
+            ("PR006", Permanent, "the server's text"),
             ("XX000", Transient, "its log"),
             ("XX001", Corrupt, "damaged"),
-            ("PR006", Permanent, "the server's text"),
             ("XX002", Corrupt, "damaged"),
             ("", Permanent, "refused the statement"),
             ("é", Permanent, "refused the statement"),
