@@ -52,8 +52,14 @@ pub(super) fn run(global: &Global, args: &PruneArgs, output: Output) -> Result<E
             )?;
         } else {
             let verb = if args.dry_run { "could be pruned" } else { "pruned" };
+            // A store may free their room later than it forgets them.
+            let unread = match horizon {
+                Some(horizon) if args.dry_run => format!("; the oldest place would be {horizon}"),
+                Some(horizon) => format!("; the oldest place to read from is now {horizon}"),
+                None => String::new(),
+            };
             output.line(format!(
-                "{events} events {verb}: older than {} and passed by every consumer",
+                "{events} events {verb}: older than {} and passed by every consumer{unread}",
                 show_duration(keep)
             ))?;
         }
