@@ -271,14 +271,17 @@ BEGIN
         RETURN NEXT;
         generation := NULL;
         -- Late ones first: all of them have a smaller seq than the others.
-        ended := CASE WHEN t.anchor THEN NULL ELSE {schema}.{outbox_ended}(p, t.snap) END;
+        -- At an anchor all have ended, and their ids are those of p's cluster.
+        ended := {schema}.{outbox_ended}(p, CASE WHEN t.anchor
+            THEN '9223372036854775807:9223372036854775807:' ELSE t.snap END);
         IF ended IS NOT NULL THEN
             FOR seq, at_ms, id, key, topic, type, content_type, headers, payload IN
                 SELECT l.seq, (extract(epoch FROM l.created_at) * 1000)::bigint, l.id, l.key,
                     l.topic, l.type, l.content_type, l.headers::text, {payload_out}
                 FROM unnest(ended) AS e (x)
                 CROSS JOIN LATERAL (SELECT * FROM {schema}.{outbox} o
-                    WHERE (o.xid, o.seq) > (e.x, greatest(place, t.floor))
+                    WHERE (o.xid, o.seq) > (e.x, greatest(place,
+                            CASE WHEN t.anchor THEN p.floor ELSE t.floor END))
                         AND (o.xid, o.seq) <= (e.x, p.seq_lo)
                     ORDER BY o.xid, o.seq LIMIT max_rows - rows) AS l
                 ORDER BY l.seq LIMIT max_rows - rows
@@ -294,11 +297,9 @@ BEGIN
             SELECT l.seq, (extract(epoch FROM l.created_at) * 1000)::bigint, l.id, l.key, l.topic,
                 l.type, l.content_type, l.headers::text, {payload_out}
             FROM {schema}.{outbox} AS l
-            WHERE l.seq > greatest(place, CASE WHEN t.anchor THEN 0 ELSE p.seq_lo END)
-                AND l.seq <= t.seq_hi
+            WHERE l.seq > greatest(place, p.seq_lo) AND l.seq <= t.seq_hi
                 AND CASE WHEN t.anchor
-                    THEN l.seq > p.seq_hi
-                        OR l.seq > p.floor AND NOT pg_visible_in_snapshot(l.xid, p.snap)
+                    THEN l.seq > p.seq_hi OR NOT pg_visible_in_snapshot(l.xid, p.snap)
                     ELSE pg_visible_in_snapshot(l.xid, t.snap)
                         AND NOT pg_visible_in_snapshot(l.xid, p.snap) END
             ORDER BY l.seq LIMIT max_rows - rows

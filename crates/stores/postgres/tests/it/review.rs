@@ -159,9 +159,8 @@ async fn a_cast_of_another_role_is_not_run_by_the_trigger(version: Version) {
     client.batch_execute("INSERT INTO app.plain VALUES (1, 2)").await.expect("no such type");
     let painted = "INSERT INTO app.painted VALUES (1, ARRAY['red']::app.colour[])";
     let error = client.batch_execute(painted).await.expect_err("refused");
-    let gone = format!(
-        "DROP SCHEMA app CASCADE; DROP OWNED BY \"{role}\" CASCADE; DROP ROLE \"{role}\""
-    );
+    let gone =
+        format!("DROP SCHEMA app CASCADE; DROP OWNED BY \"{role}\" CASCADE; DROP ROLE \"{role}\"");
     client.batch_execute(&gone).await.expect("drop");
     let refusal = error.as_db_error().expect("of the server");
     assert_eq!(refusal.code().code(), "42501", "{refusal}");
@@ -195,7 +194,38 @@ async fn too_many_keys_are_told_with_what_to_do(version: Version) {
     outbox.append(&tx, &events).await.expect("one lock for all");
 }
 
+/// A dump in another cluster, and so each upgrade by pg_upgrade, has an anchor, which every reader
+/// comes past: what it takes in is found without reading all that was kept.
+async fn an_anchor_is_read_without_reading_what_was_settled(version: Version) {
+    let world = World::new(version, 1).await;
+    let (client, slow) = (world.session().await, world.session().await);
+    slow.batch_execute("BEGIN").await.expect("begin");
+    append(&slow, "late").await;
+    let load = "INSERT INTO postrider.outbox (key, topic, type, payload)
+        SELECT 'k' || i, 't', 'T', convert_to(repeat('x', 200), 'UTF8')
+        FROM generate_series(1, 50000) AS i";
+    client.batch_execute(load).await.expect("load");
+    client.batch_execute("VACUUM ANALYZE postrider.outbox").await.expect("analyze");
+    tick(&client).await;
+    slow.batch_execute("COMMIT").await.expect("commit");
+    let other = "UPDATE postrider.outbox_tick SET system = system + 1";
+    client.batch_execute(other).await.expect("another cluster");
+    let last = "SELECT stamp, seq_hi FROM postrider.outbox_tick ORDER BY stamp DESC LIMIT 1";
+    let row = client.query_one(last, &[]).await.expect("a tick");
+    let (stamp, seq): (i64, i64) = (row.get(0), row.get(1));
+    append(&client, "new").await;
+    tick(&client).await;
+    let read = format!("FROM postrider.outbox_read({stamp}, {seq}, 4096, 4194304)");
+    for _ in 0..7 {
+        let touched = buffers(&client, &format!("SELECT * {read}")).await;
+        assert!(touched < 1_000, "{touched} buffers");
+    }
+    let texts = format!("SELECT string_agg(convert_from(payload, 'UTF8'), ' ') {read}");
+    assert_eq!(one::<String>(&client, &texts).await, "late new");
+}
+
 on_both_versions! {
+    an_anchor_is_read_without_reading_what_was_settled
     too_many_keys_are_told_with_what_to_do
     numbers_that_were_set_back_are_told_and_not_passed_over
     a_cast_of_another_role_is_not_run_by_the_trigger
