@@ -130,8 +130,8 @@ async fn keep(keeping: Keeping, stop: CancellationToken) {
             () = keeping.clock.sleep(wait) => {}
         }
         wait = match renew(&keeping).await {
-            Ok(()) => {
-                if told.is_over() {
+            Ok(renewed) => {
+                if renewed && told.is_over() {
                     tracing::info!("leases can be renewed again");
                 }
                 keeping.renew_every
@@ -147,10 +147,11 @@ async fn keep(keeping: Keeping, stop: CancellationToken) {
     }
 }
 
-async fn renew(keeping: &Keeping) -> Result<()> {
+/// Whether there was a lease to renew: without one nothing was asked.
+async fn renew(keeping: &Keeping) -> Result<bool> {
     let held = keeping.book.all();
     if held.is_empty() {
-        return Ok(());
+        return Ok(false);
     }
     let asked_at = keeping.clock.elapsed();
     let leases: Vec<&HeldLease> = held.iter().map(|held| &*held.lease).collect();
@@ -174,5 +175,5 @@ async fn renew(keeping: &Keeping) -> Result<()> {
             }
         }
     }
-    Ok(())
+    Ok(true)
 }

@@ -283,7 +283,13 @@ fn a_restart_of_the_server_is_told_and_delivery_goes_on_by_itself() {
         assert!(told <= 3, "{told} lines of {partition}: {}", relay.seen());
     }
     server.start().expect("started");
-    relay.line_with("the database can be used again");
+    let seen = eventually("the end is told of all that was told", || {
+        let ends = ["the database can be used again", "leases can be renewed again"];
+        Some(relay.seen()).filter(|seen| ends.iter().all(|end| seen.contains(end)))
+    });
+    // Not as soon as there was no lease left to renew.
+    let renewed = seen.find("leases can be renewed again");
+    assert!(seen.find("epoch=2").is_some_and(|acquired| Some(acquired) < renewed), "{seen}");
     append(&database, &[("a", "Second")]);
     delivered(&home, 2);
     stop(relay);
