@@ -2,8 +2,8 @@
 //!
 //! What lives here: the look at the head that all readers of a process share, and the watch that
 //! one waiting reader keeps for all of them. What does not: reading records.
-//! Invariant: a reader told "nothing new" was told so by a look that began after it asked; ticks are
-//! committed before anybody hears of them.
+//! Invariant: a reader told "nothing new" was told so by a look that began after it asked; ticks
+//! are committed before anybody hears of them.
 
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::time::Duration;
@@ -82,8 +82,8 @@ impl Head {
     }
 
     /// As [`Self::look`], for a reader that has read up to the end of tick `stamp`. It also hears
-    /// of a newer tick from a look that was under way when it asked: whatever came after that, there
-    /// is something to read. Waiting for the next look instead would cost another interval.
+    /// of a newer tick from a look that was under way when it asked: whatever came after that,
+    /// there is something to read. Waiting for the next look instead would cost another interval.
     pub(crate) async fn look_beyond(
         &self,
         stamp: i64,
