@@ -11,7 +11,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use clap::{Parser, ValueEnum};
 use postrider::Secret;
-use postrider_sample_contacts::{Config, Preconditions, StoreConfig, serve};
+use postrider_sample_contacts::{Config, Preconditions, StoreConfig, open};
 use tokio::net::TcpListener;
 
 /// Contacts, and events of their changes in an outbox that `postrider run` delivers.
@@ -90,8 +90,10 @@ async fn main() -> anyhow::Result<()> {
             _ = tokio::signal::ctrl_c() => {}
         }
     };
+    let service = open(args.into()).await?;
     println!("contacts on http://{address}");
-    serve(listener, args.into(), stop).await
+    service.serve(listener, stop).await;
+    Ok(())
 }
 
 /// Completes when the process is asked to end by SIGTERM, as service supervisors do.
