@@ -82,7 +82,7 @@ pub struct Past {
 /// The source's database.
 pub enum Data {
     /// A file.
-    Sqlite(SqliteData),
+    Sqlite(Box<SqliteData>),
     /// A server of its own.
     Postgres(Box<PostgresData>),
 }
@@ -133,7 +133,7 @@ impl World {
         let data = match schedule.source {
             SourceKind::Sqlite => {
                 let path = on_small(SmallDisk::Database).join("app.db");
-                Data::Sqlite(SqliteData::create(path, schedule.partitions)?)
+                Data::Sqlite(Box::new(SqliteData::create(path, schedule.partitions)?))
             }
             SourceKind::PostgresFeed => {
                 Data::Postgres(Box::new(PostgresData::create(schedule, templates)?))

@@ -326,6 +326,11 @@ fn a_refused_event_waits_with_its_key_until_it_is_requeued() {
     });
     let states: Vec<_> = letters().iter().map(|letter| letter["state"].to_string()).collect();
     assert_eq!(states, ["\"parked\"", "\"waiting\""]);
+    // Before its first checkpoint nothing tells that it is at work.
+    eventually("its checkpoint is written", || {
+        let status = home.postrider(&["status", "--json"]).expect(0).json();
+        (status["consumers"][0]["published"].as_u64() == Some(1)).then_some(())
+    });
     home.postrider(&["consumers", "remove", "webhook", "--yes"]).expect(1).err_has(&["at work"]);
     receiver.refuse_bodies_with(None);
     home.postrider(&["dead-letters", "requeue", "--key", "a"]).expect(0);
