@@ -411,3 +411,27 @@ async fn ticks_of_a_later_time_than_the_cluster_are_settled_anew() {
         assert_eq!(seen, expected);
     }
 }
+
+/// What will be read counts as pending, also of a transaction beyond the end of the checkpoint's
+/// own snapshot.
+#[tokio::test]
+async fn a_late_row_behind_a_checkpoint_is_pending_once_it_commits() {
+    let world = World::alone(Version::V15, unchanged).await;
+    let (a, mut after) = (world.session().await, Position::START);
+    run(&a, "BEGIN").await;
+    insert(&a, "late").await;
+    assert!(world.read(&mut after).await.is_empty());
+    let partition = PartitionId::numbered(0, 1);
+    let group = GroupName::new("group").expect("valid");
+    let (me, relay) = (ConsumerName::new("me").expect("valid"), RelayId::new("r").expect("valid"));
+    let acquired = world.store.acquire(&group, &partition, &relay, Duration::from_secs(60)).await;
+    let Acquired::Held(lease) = acquired.expect("the store answers") else {
+        panic!("nobody else asked for the lease");
+    };
+    world.store.advance(&lease, &me, &after, Tally::default()).await.expect("moved");
+    let pending = async || world.store.progress().await.expect("progress")[0].pending;
+    assert_eq!(pending().await, 0);
+    run(&a, "COMMIT").await;
+    assert_eq!(pending().await, 1);
+    assert_eq!(world.read(&mut after).await, ["late"]);
+}
