@@ -36,17 +36,36 @@ pub struct Capabilities {
     pub dedup_window: Option<Duration>,
 }
 
+/// How long a call goes on sending, unless the caller says otherwise.
+const SENDING_TIME: Duration = Duration::from_secs(10);
+
 /// One call's events. Different keys in any order; within a key, feed order.
 #[derive(Debug, Clone, Copy)]
 pub struct Publish<'a> {
     partition: &'a PartitionId,
     records: &'a [Record],
+    sending_time: Duration,
 }
 
 impl<'a> Publish<'a> {
     /// A call for `records` of `partition`.
     pub fn new(partition: &'a PartitionId, records: &'a [Record]) -> Self {
-        Self { partition, records }
+        Self { partition, records, sending_time: SENDING_TIME }
+    }
+
+    /// The same call with another [`sending_time`](Self::sending_time).
+    #[must_use]
+    pub fn within(mut self, sending_time: Duration) -> Self {
+        self.sending_time = sending_time;
+        self
+    }
+
+    /// For how long a call begins to send events, 10 s unless said otherwise; what it has not
+    /// begun to send by then it gives back as [`Outcome::HeldBack`]. The caller waits several times
+    /// as long, and forgets all outcomes of a call that has not ended by then. So a sink that waits
+    /// for each confirmation before it sends a key's next event still gets on, however slow.
+    pub fn sending_time(&self) -> Duration {
+        self.sending_time
     }
 
     /// The partition they come from.
@@ -69,7 +88,9 @@ pub enum Outcome {
     Duplicate,
     /// It was refused, or its fate is unknown: it will be sent again or parked, by the kind.
     Failed(Error),
-    /// Not sent, because an earlier event of its key failed in this call.
+    /// Not sent, because an earlier event of its key failed in this call, or because its
+    /// [`sending_time`](Publish::sending_time) is over. Behind a confirmed event of its key it
+    /// counts as no failure.
     HeldBack,
 }
 

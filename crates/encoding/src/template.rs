@@ -29,6 +29,9 @@ pub enum Escape {
     Url,
     /// Percent-encoded, for one part of a file's name.
     FileName,
+    /// Percent-encoded, for levels of a subject or routing key, which dots separate. A topic and a
+    /// type keep the dots between their own parts; any other value is one level.
+    Subject,
 }
 
 /// A parsed template. `{{` and `}}` stand for the braces themselves.
@@ -133,10 +136,19 @@ impl Template {
                     ))
                 })?,
             };
+            let is_name = matches!(part, Part::Topic | Part::Type);
             match escape {
+                Escape::Subject if is_name && value.split('.').all(|level| !level.is_empty()) => {
+                    for (index, level) in value.split('.').enumerate() {
+                        text.push_str(if index > 0 { "." } else { "" });
+                        text.extend(utf8_percent_encode(level, FILE_ENCODED));
+                    }
+                }
                 Escape::None => text.push_str(value),
                 Escape::Url => text.extend(utf8_percent_encode(value, URL_ENCODED)),
-                Escape::FileName => text.extend(utf8_percent_encode(value, FILE_ENCODED)),
+                Escape::FileName | Escape::Subject => {
+                    text.extend(utf8_percent_encode(value, FILE_ENCODED));
+                }
             }
         }
         Ok(text)

@@ -167,8 +167,30 @@ fn templates_render_with_the_escape_of_their_place() {
     assert_eq!(render("/{key}?t={header.tenant}", Escape::Url), "/..%2Fa%20b%26%C3%A9?t=a%2Fb%20c");
     assert_eq!(render("{key}.jsonl", Escape::FileName), "%2E%2E%2Fa%20b%26%C3%A9.jsonl");
     assert_eq!(render("{{{topic}}}", Escape::None), "{orders}");
+    assert_eq!(render("a.{topic}.{key}", Escape::Subject), "a.orders.%2E%2E%2Fa%20b%26%C3%A9");
     let missing = Template::parse("{header.nope}").expect("valid").render(&event, Escape::None);
     assert!(missing.expect_err("missing").to_string().contains("no header nope"));
+}
+
+#[test]
+fn a_subject_has_the_levels_of_a_topic_and_none_of_a_key() {
+    let rendered = |topic: &str| {
+        let event = NewEvent::builder(
+            Key::new("a.b.*.>").expect("valid"),
+            Topic::new(topic).expect("valid"),
+            EventType::new("order.placed").expect("valid"),
+        );
+        let event = event.build().expect("valid").identified(|| EventId::from_uuid(Uuid::nil()));
+        let template = Template::parse("{topic}.{type}.{key}").expect("valid");
+        template.render(&event, Escape::Subject).expect("rendered")
+    };
+    let rest = "order.placed.a%2Eb%2E%2A%2E%3E";
+    assert_eq!(rendered("shop.orders"), format!("shop.orders.{rest}"));
+    assert_eq!(rendered("shop. *"), format!("shop.%20%2A.{rest}"));
+    for empty_level in [".", "a..b", ".a", "a."] {
+        let encoded = empty_level.replace('.', "%2E");
+        assert_eq!(rendered(empty_level), format!("{encoded}.{rest}"));
+    }
 }
 
 #[test]

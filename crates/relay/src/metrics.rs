@@ -19,6 +19,8 @@ pub(crate) fn export(snapshot: &Snapshot) {
         counter!("postrider_publish_calls_total", &label).absolute(sink.calls);
         gauge!("postrider_outstanding_events", &label).set(as_f64(sink.outstanding));
         gauge!("postrider_in_flight_bytes", &label).set(as_f64(sink.in_flight_bytes));
+        let unwritten = sink.unwritten.as_secs_f64();
+        gauge!("postrider_checkpoint_failing_seconds", &label).set(unwritten);
         let state = match sink.state {
             SinkState::Flowing => 0.0,
             SinkState::Outage { .. } => 1.0,

@@ -200,6 +200,7 @@ impl RelayWork {
         sink: &Arc<dyn Sink>,
     ) -> Setting {
         let share = options.budget_bytes / partitions.max(1);
+        let status = self.status.pipeline(&options.name, held.lease.partition());
         Setting {
             source: Arc::clone(&self.source),
             sink: Arc::clone(sink),
@@ -208,6 +209,7 @@ impl RelayWork {
                 clock: Arc::clone(&self.clock),
                 lease: Arc::clone(&held.lease),
                 consumer: options.name.clone(),
+                status: Arc::clone(&status),
             },
             trust: Arc::clone(&held.trust),
             news: Arc::clone(&held.news),
@@ -215,7 +217,7 @@ impl RelayWork {
             budget_bytes: share.max(MIN_SHARE_BYTES.min(options.budget_bytes)),
             drain_timeout: self.options.drain_timeout,
             checkpoint_every: self.options.checkpoint_every,
-            status: self.status.pipeline(&options.name, held.lease.partition()),
+            status,
             seed: self.seeds.fetch_add(1, Ordering::Relaxed),
         }
     }

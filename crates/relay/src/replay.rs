@@ -212,19 +212,22 @@ impl Replay {
         for (lane, taken) in chains.taken {
             let mut left = true;
             let mut failure = None;
+            let (mut done, mut given_back) = (0, false);
             for outcome in outcomes.by_ref().take(taken) {
                 match outcome {
-                    Outcome::Confirmed | Outcome::Duplicate if failure.is_none() => {
+                    _ if failure.is_some() || given_back => {}
+                    Outcome::Confirmed | Outcome::Duplicate => {
                         left = lanes.pop(lane).1;
-                        report.progress.published += 1;
+                        done += 1;
                     }
-                    Outcome::Failed(error) if failure.is_none() => failure = Some(error),
-                    Outcome::Confirmed
-                    | Outcome::Duplicate
-                    | Outcome::Failed(_)
-                    | Outcome::HeldBack => {}
+                    Outcome::Failed(error) => failure = Some(error),
+                    Outcome::HeldBack if done > 0 => given_back = true,
+                    Outcome::HeldBack => {
+                        failure = Some(Error::transient("the sink held the event back"));
+                    }
                 }
             }
+            report.progress.published += done;
             if let Some(error) = failure {
                 let tries = lanes.tries(lane);
                 tries.all = tries.all.saturating_add(1);

@@ -48,6 +48,9 @@ pub(crate) struct PipelineStatus {
     state: Mutex<SinkState>,
     /// The last failure's reason, and when it was, as `progress_ms`.
     failure: Mutex<Option<(u64, String)>>,
+    /// Since when a checkpoint or a letter can't be written to the source's database, as
+    /// `progress_ms`, and why.
+    unwritten: Mutex<Option<(u64, String)>>,
 }
 
 impl PipelineStatus {
@@ -65,6 +68,7 @@ impl PipelineStatus {
             running: AtomicBool::new(false),
             state: Mutex::new(SinkState::Flowing),
             failure: Mutex::new(None),
+            unwritten: Mutex::new(None),
         }
     }
 
@@ -80,6 +84,26 @@ impl PipelineStatus {
         failure.as_ref().filter(|(at, _)| *at >= moved_ms).map(|(_, reason)| reason.clone())
     }
 
+    /// Says that a write to the source's database has failed and is tried again.
+    pub(crate) fn unwritten(&self, now: Duration, reason: &str) {
+        let now = u64::try_from(now.as_millis()).unwrap_or(u64::MAX);
+        let mut unwritten = self.unwritten.lock().unwrap_or_else(PoisonError::into_inner);
+        let since = unwritten.as_ref().map_or(now, |(since, _)| *since);
+        *unwritten = Some((since, reason.to_owned()));
+    }
+
+    /// Says that the last write is done, or is tried no more.
+    pub(crate) fn written(&self) {
+        *self.unwritten.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+
+    /// For how long no write to the source's database was done, and why.
+    fn unwritten_for(&self, now: Duration) -> Option<(Duration, String)> {
+        let unwritten = self.unwritten.lock().unwrap_or_else(PoisonError::into_inner);
+        let (since, reason) = unwritten.as_ref()?;
+        Some((now.saturating_sub(Duration::from_millis(*since)), reason.clone()))
+    }
+
     pub(crate) fn set_state(&self, state: SinkState) {
         *self.state.lock().unwrap_or_else(PoisonError::into_inner) = state;
     }
@@ -91,6 +115,7 @@ impl PipelineStatus {
     pub(crate) fn set_running(&self, running: bool) {
         self.running.store(running, Ordering::Relaxed);
         if !running {
+            self.written();
             self.outstanding.store(0, Ordering::Relaxed);
             self.in_flight_bytes.store(0, Ordering::Relaxed);
         }
@@ -151,6 +176,10 @@ pub struct SinkSnapshot {
     pub outstanding: u64,
     /// Bytes read and not yet finished.
     pub in_flight_bytes: u64,
+    /// For how long checkpoints and dead letters can't be written to the source's database, in
+    /// the partition where that has lasted longest; zero while they can. Meanwhile what is
+    /// confirmed and unwritten is bounded, and comes again after a crash.
+    pub unwritten: Duration,
     /// The worst state over its partitions.
     pub state: SinkState,
 }
@@ -206,8 +235,17 @@ impl RelayStatus {
                 partitions.push(partition.clone());
             }
             reasons.extend(trouble_of(sink, partition, status, now));
+            let unwritten = status.unwritten_for(now);
+            reasons
+                .extend(unwritten.filter(|(time, _)| *time >= STALL_AFTER).map(|(time, why)| {
+                format!(
+                    "the checkpoint of sink {sink} in partition {partition} can't be written for \
+                     {} s: {why}",
+                    time.as_secs()
+                )
+            }));
         }
-        let sinks = self.inner.sinks.iter().map(|name| sum(name, &pipelines)).collect();
+        let sinks = self.inner.sinks.iter().map(|name| sum(name, &pipelines, now)).collect();
         Snapshot { partitions, sinks, ready: reasons.is_empty(), reasons }
     }
 }
@@ -242,7 +280,7 @@ fn trouble_of(
     })
 }
 
-fn sum(name: &ConsumerName, pipelines: &Pipelines) -> SinkSnapshot {
+fn sum(name: &ConsumerName, pipelines: &Pipelines, now: Duration) -> SinkSnapshot {
     let mut total = SinkSnapshot {
         name: name.clone(),
         published: 0,
@@ -252,6 +290,7 @@ fn sum(name: &ConsumerName, pipelines: &Pipelines) -> SinkSnapshot {
         calls: 0,
         outstanding: 0,
         in_flight_bytes: 0,
+        unwritten: Duration::ZERO,
         state: SinkState::Flowing,
     };
     for (_, status) in pipelines.iter().filter(|((sink, _), _)| sink == name) {
@@ -263,6 +302,8 @@ fn sum(name: &ConsumerName, pipelines: &Pipelines) -> SinkSnapshot {
         total.calls += read(&status.calls);
         total.outstanding += read(&status.outstanding);
         total.in_flight_bytes += read(&status.in_flight_bytes);
+        let unwritten = status.unwritten_for(now).unwrap_or_default().0;
+        total.unwritten = total.unwritten.max(unwritten);
         let worse = match (&total.state, status.state()) {
             (_, halted @ SinkState::Halted { .. }) => Some(halted),
             (SinkState::Flowing, outage @ SinkState::Outage { .. }) => Some(outage),
@@ -271,4 +312,21 @@ fn sum(name: &ConsumerName, pipelines: &Pipelines) -> SinkSnapshot {
         total.state = worse.unwrap_or(total.state);
     }
     total
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_write_that_fails_counts_from_its_first_failure_until_it_is_done() {
+        let at = Duration::from_secs;
+        let status = PipelineStatus::new();
+        assert_eq!(status.unwritten_for(at(9)), None);
+        status.unwritten(at(1), "locked");
+        status.unwritten(at(5), "gone");
+        assert_eq!(status.unwritten_for(at(31)), Some((at(30), "gone".to_owned())));
+        status.written();
+        assert_eq!(status.unwritten_for(at(32)), None);
+    }
 }

@@ -16,8 +16,9 @@ use postrider_core::{
 };
 
 use crate::failpoint::failpoint;
+use crate::status::PipelineStatus;
 use crate::told::Told;
-use crate::window::Seq;
+use crate::window::{self, Seq};
 
 /// Wait before a failed write is tried again; doubles up to `MAX_WAIT`.
 const FIRST_WAIT: Duration = Duration::from_millis(20);
@@ -60,6 +61,7 @@ pub(crate) struct Desk {
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) lease: Arc<HeldLease>,
     pub(crate) consumer: ConsumerName,
+    pub(crate) status: Arc<PipelineStatus>,
 }
 
 impl Desk {
@@ -94,11 +96,18 @@ impl Desk {
         let (mut patience, mut told) = (Patience::new(), Told::default());
         loop {
             let error = match self.once(&op).await {
-                Ok(()) => return (op, Ok(())),
+                Ok(()) => {
+                    self.status.written();
+                    return (op, Ok(()));
+                }
                 Err(error) => error,
             };
-            let Some(wait) = patience.after(&error) else { return (op, Err(error)) };
+            let Some(wait) = patience.after(&error) else {
+                self.status.written();
+                return (op, Err(error));
+            };
             let text = error.chain();
+            self.status.unwritten(self.clock.elapsed(), &text);
             if told.is_news(&text, self.clock.elapsed()) {
                 tracing::warn!(
                     partition = %self.lease.partition(), sink = %self.consumer,
@@ -145,6 +154,8 @@ pub(crate) struct StoreOps {
     writing: Option<Write>,
     /// Of the letters that wait to be written or are being written.
     bytes: usize,
+    /// Records up to the checkpoints that wait or are being written.
+    records: u64,
 }
 
 fn cost_bytes(op: &StoreOp) -> usize {
@@ -159,14 +170,27 @@ fn cost_bytes(op: &StoreOp) -> usize {
     }
 }
 
+/// The records that a checkpoint passes.
+fn passed(op: &StoreOp) -> u64 {
+    match op {
+        StoreOp::Advance { tally, .. } => window::records(tally),
+        StoreOp::Park { .. }
+        | StoreOp::Resolve { .. }
+        | StoreOp::Refuse { .. }
+        | StoreOp::Finish { .. } => 0,
+    }
+}
+
 impl StoreOps {
     pub(crate) fn new(desk: Desk) -> Self {
-        Self { desk, queue: VecDeque::new(), writing: None, bytes: 0 }
+        Self { desk, queue: VecDeque::new(), writing: None, bytes: 0, records: 0 }
     }
 
-    /// Queues a write; letters join the last queued write of letters, ids that of ids.
+    /// Queues a write; letters join the last queued write of letters, ids that of ids, and a
+    /// checkpoint takes the place of the one before it.
     pub(crate) fn push(&mut self, op: StoreOp) {
         self.bytes += cost_bytes(&op);
+        self.records += passed(&op);
         match (self.queue.back_mut(), op) {
             (
                 Some(StoreOp::Park { letters, seqs, keys }),
@@ -180,6 +204,14 @@ impl StoreOps {
                 if ids.len() + more.len() <= MAX_LETTERS =>
             {
                 ids.extend(more);
+            }
+            (
+                Some(StoreOp::Advance { to, tally }),
+                StoreOp::Advance { to: further, tally: more },
+            ) => {
+                *to = further;
+                tally.published += more.published;
+                tally.parked += more.parked;
             }
             (_, op) => self.queue.push_back(op),
         }
@@ -195,12 +227,19 @@ impl StoreOps {
         let done = writing.await;
         self.writing = None;
         self.bytes -= cost_bytes(&done.0);
+        self.records -= passed(&done.0);
         done
     }
 
     /// What the letters that are not written yet cost of the byte budget.
     pub(crate) fn bytes(&self) -> usize {
         self.bytes
+    }
+
+    /// Records that were finished and are not behind a durable checkpoint, but for those that no
+    /// write was asked for.
+    pub(crate) fn records(&self) -> usize {
+        usize::try_from(self.records).unwrap_or(usize::MAX)
     }
 
     pub(crate) fn is_idle(&self) -> bool {

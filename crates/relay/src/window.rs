@@ -97,6 +97,11 @@ impl Window {
         self.slots.len()
     }
 
+    /// Finished records up to the prefix that was not taken yet.
+    pub(crate) fn finished(&self) -> usize {
+        usize::try_from(records(&self.tally)).unwrap_or(usize::MAX)
+    }
+
     /// Number of the oldest record that is not finished.
     pub(crate) fn oldest(&self) -> Seq {
         self.base
@@ -106,6 +111,11 @@ impl Window {
     pub(crate) fn high(&self) -> Seq {
         self.high
     }
+}
+
+/// How many records a tally is of.
+pub(crate) fn records(tally: &Tally) -> u64 {
+    tally.published + tally.parked
 }
 
 #[cfg(test)]
@@ -124,7 +134,9 @@ mod tests {
         window.finish(seqs[3], Fate::Published);
         assert_eq!(window.take_prefix(), None, "record 0 is open");
         window.finish(seqs[0], Fate::Parked);
+        assert_eq!((window.len(), window.finished()), (2, 2));
         assert_eq!(window.take_prefix(), Some((position(1), Tally { published: 1, parked: 1 })));
+        assert_eq!(window.finished(), 0);
         assert_eq!(window.take_prefix(), None, "taken once");
         window.finish(seqs[2], Fate::Published);
         assert_eq!(window.take_prefix(), Some((position(3), Tally { published: 2, parked: 0 })));

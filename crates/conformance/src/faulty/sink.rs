@@ -31,7 +31,7 @@ impl<S: Sink + ?Sized> Sink for Faulty<S> {
         let mut outcomes = Vec::new();
         if sent > 0 {
             let part = Publish::new(batch.partition(), &records[..sent]);
-            outcomes = self.inner.publish(part).await;
+            outcomes = self.inner.publish(part.within(batch.sending_time())).await;
         }
         self.dice.delay().await;
         if strike == Strike::After {

@@ -19,8 +19,8 @@ use std::time::Duration;
 use postrider_core::limits::WINDOW_RECORDS;
 use postrider_core::{
     Batch, BatchLimit, Capabilities, Checkpoint, ConsumerName, DeadLetter, Error, ErrorKind,
-    Jitter, Key, Outcome, PartitionId, Publish, ReadOutcome, Record, Result, Sink, Source,
-    StartFrom, Successor,
+    Jitter, Key, Outcome, PartitionId, Publish, ReadOutcome, Result, Sink, Source, StartFrom,
+    Successor,
 };
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
@@ -48,6 +48,8 @@ const RELEASE_PAGE: BatchLimit = BatchLimit { records: 256, bytes: 1024 * 1024 }
 /// Letters are released only up to the checkpoint. A key between attempts that keeps it back for
 /// longer than this goes to the letters itself.
 const HOLD_BACK_AT_MOST: Duration = Duration::from_secs(5);
+/// A sink begins to send for this part of a call's time; the rest is for the answers.
+const SENDING_SHARE: u32 = 3;
 /// Longest the loop sleeps when nothing is due.
 const IDLE_WAIT: Duration = Duration::from_secs(60);
 
@@ -348,7 +350,9 @@ impl Pipeline {
         self.drain_tick(now);
         self.finish_tick();
         let last_call = matches!(self.phase, Phase::Draining { .. }) || self.ended.is_some();
-        if self.window.has_prefix() && (now >= self.checkpoint_at || last_call) {
+        // Reading waits for it once there are too many.
+        let many = self.window.finished() >= WINDOW_RECORDS / 4;
+        if self.window.has_prefix() && (now >= self.checkpoint_at || last_call || many) {
             let (to, tally) = self.window.take_prefix().expect("just asked");
             self.ops.push(StoreOp::Advance { to, tally });
             self.checkpoint_at = now + self.set.checkpoint_every;
@@ -415,7 +419,9 @@ impl Pipeline {
                     clock.sleep(timeout).await;
                     timeout
                 };
-                call(&*sink, &partition, records, chains, timeout_after).await
+                let publish = Publish::new(&partition, &records).within(timeout / SENDING_SHARE);
+                let outcomes = call(&*sink, publish, timeout_after).await;
+                Published { chains, outcomes }
             });
         }
     }
@@ -423,8 +429,13 @@ impl Pipeline {
     fn may_read(&self) -> bool {
         self.reading.is_some()
             && self.lookup.is_none()
-            && self.window.len() < WINDOW_RECORDS
+            && self.uncovered() < WINDOW_RECORDS
             && self.lanes.bytes() + self.ops.bytes() < self.set.budget_bytes
+    }
+
+    /// Records that no durable checkpoint covers: what may come again after a crash.
+    fn uncovered(&self) -> usize {
+        self.window.len() + self.window.finished() + self.ops.records()
     }
 
     fn report(&self) {
@@ -458,20 +469,18 @@ async fn load(
 /// One call of the sink. After `timeout` its fate is unknown, which counts as failed.
 async fn call(
     sink: &dyn Sink,
-    partition: &PartitionId,
-    records: Vec<Record>,
-    chains: Chains,
+    publish: Publish<'_>,
     timeout: impl Future<Output = Duration> + Send,
-) -> Published {
+) -> Vec<Outcome> {
     failpoint!("relay::before_publish");
     let outcomes = tokio::select! {
        biased;
-        outcomes = sink.publish(Publish::new(partition, &records)) => outcomes,
+        outcomes = sink.publish(publish) => outcomes,
         waited = timeout => {
             let late = || Error::transient(format!("no confirmation within {waited:?}"));
-            records.iter().map(|_| Outcome::Failed(late())).collect()
+            publish.records().iter().map(|_| Outcome::Failed(late())).collect()
         }
     };
     failpoint!("relay::after_publish");
-    Published { chains, outcomes }
+    outcomes
 }

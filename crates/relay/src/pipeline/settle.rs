@@ -9,7 +9,8 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use postrider_core::{
-    Attempt, DeadLetterState, Error, NewDeadLetter, Outcome, Reaction, RetryPolicy, react,
+    Attempt, DeadLetterState, Error, ErrorKind, NewDeadLetter, Outcome, Reaction, RetryPolicy,
+    react,
 };
 
 use super::{Exit, HOLD_BACK_AT_MOST, Pipeline, Published};
@@ -63,30 +64,32 @@ impl Pipeline {
     ) -> Option<Error> {
         let mut failure = None;
         let mut left = false;
+        let mut done = 0;
+        // What the sink gave back unsent behind what it confirmed: it only took too long.
+        let mut given_back = false;
         for _ in 0..taken {
             let missing =
                 || Outcome::Failed(Error::transient("the sink gave no outcome for this event"));
             match outcomes.next().unwrap_or_else(missing) {
-                Outcome::Confirmed if failure.is_none() => {
+                // Sent again, under the same id.
+                _ if failure.is_some() || given_back => {}
+                Outcome::Confirmed => {
                     left = self.confirm_head(lane);
-                    *confirmed += 1;
+                    done += 1;
                 }
-                Outcome::Duplicate if failure.is_none() => {
+                Outcome::Duplicate => {
                     self.set.status.duplicates.fetch_add(1, Ordering::Relaxed);
                     left = self.confirm_head(lane);
-                    *confirmed += 1;
+                    done += 1;
                 }
-                Outcome::Failed(error) if failure.is_none() => failure = Some(error),
-                Outcome::HeldBack if failure.is_none() => {
+                Outcome::Failed(error) => failure = Some(error),
+                Outcome::HeldBack if done > 0 => given_back = true,
+                Outcome::HeldBack => {
                     failure = Some(Error::transient("the sink held the event back"));
                 }
-                // Behind a failure: sent again, under the same id.
-                Outcome::Confirmed
-                | Outcome::Duplicate
-                | Outcome::Failed(_)
-                | Outcome::HeldBack => {}
             }
         }
+        *confirmed += done;
         if failure.is_none() && left {
             self.lanes.make_ready(lane);
         }
@@ -128,8 +131,9 @@ impl Pipeline {
         let successes = self.health.successes();
         let tries = self.lanes.tries(lane);
         tries.all = tries.all.saturating_add(1);
-        // While the sink takes nothing at all, an event's attempts are not used up.
-        if successes > tries.successes_seen {
+        // While the sink takes nothing at all, or asks for patience, no attempt is used up.
+        let patience = matches!(error.kind(), ErrorKind::Throttled { .. });
+        if successes > tries.successes_seen && !patience {
             tries.counted = tries.counted.saturating_add(1);
             tries.successes_seen = successes;
         }

@@ -7,8 +7,8 @@ use std::time::Duration;
 use postrider_conformance::samples::{event, key};
 use postrider_core::{
     BatchLimit, Capabilities, Chain, ConsumerName, DeadLetterFilter, DeadLetterState, DeadLetters,
-    Error, ErrorKind, OnFailure, PartitionId, Position, ReadOutcome, Reader, Result, RetryPolicy,
-    Sink, Source, StartFrom,
+    Error, ErrorKind, OnFailure, Outcome, PartitionId, Position, Publish, ReadOutcome, Reader,
+    Result, RetryPolicy, Sink, Source, StartFrom,
 };
 use postrider_relay::{Relay, SinkState};
 use postrider_sink_memory::Fault;
@@ -129,6 +129,40 @@ async fn a_key_that_fails_among_healthy_ones_is_parked_after_its_attempts() {
     let letters = world.until_letters(2).await;
     assert_eq!(states(&letters), [DeadLetterState::Parked, DeadLetterState::Waiting]);
     assert!(letters[0].attempts >= 4, "{}", letters[0].attempts);
+    relay.stop().await;
+}
+
+/// However long a part of the sink asks for patience: a failure after it is the first that counts.
+#[tokio::test(start_paused = true)]
+async fn patience_uses_up_no_attempts() {
+    let mut world = World::new(1);
+    let one = Capabilities {
+        chain: Chain::One,
+        max_batch_records: 1,
+        max_in_flight: 16,
+        ..world.sink.capabilities()
+    };
+    world.sink = world.sink.with_capabilities(one);
+    let busy = Fault::Refuse(ErrorKind::Throttled { retry_after: None });
+    world.sink.fail_key(key("slow"), busy);
+    let mut options = World::sink_options();
+    options.retry = quick_retries(4);
+    let relay = world.relay_with(World::options("a"), options);
+    world.append(&[event("slow", 0)]);
+    for n in 0..200 {
+        if n == 150 {
+            world.sink.fail_key(key("slow"), TROUBLE);
+        }
+        world.append(&[event(&format!("k{n}"), n)]);
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        if n == 150 {
+            // One attempt comes at least every 30 s.
+            tokio::time::sleep(Duration::from_secs(31)).await;
+            world.sink.mend_key(&key("slow"));
+        }
+    }
+    world.until_delivered(201).await;
+    assert!(world.letters().await.is_empty());
     relay.stop().await;
 }
 
@@ -319,4 +353,58 @@ async fn the_counts_add_up() {
     let (parked, dropped) = (sum(|one| one.parked), sum(|one| one.dropped));
     let pending = sum(|one| one.pending);
     assert_eq!((published, parked, dropped, pending), (999, 0, 1, 7));
+}
+
+/// Confirms up to three of a key's events in a call and gives the rest back.
+struct Unhurried {
+    inner: Arc<dyn Sink>,
+    longest: std::sync::Mutex<Duration>,
+}
+
+#[async_trait::async_trait]
+impl Sink for Unhurried {
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { chain: Chain::Many, ..self.inner.capabilities() }
+    }
+    async fn publish(&self, batch: Publish<'_>) -> Vec<Outcome> {
+        *self.longest.lock().expect("not poisoned") = batch.sending_time();
+        let records = batch.records();
+        let sent = records.len().min(3);
+        let part = Publish::new(batch.partition(), &records[..sent]);
+        let mut outcomes = self.inner.publish(part).await;
+        outcomes.extend(records[sent..].iter().map(|_| Outcome::HeldBack));
+        outcomes
+    }
+    async fn check(&self) -> Result<()> {
+        self.inner.check().await
+    }
+    async fn close(&self) -> Result<()> {
+        self.inner.close().await
+    }
+}
+
+/// What a slow sink gives back unsent behind what it confirmed is no failure: it goes at once, in
+/// order, without an attempt.
+#[tokio::test(start_paused = true)]
+async fn a_hot_key_gets_through_a_sink_that_gives_back_what_it_had_no_time_for() {
+    let world = World::new(1);
+    world.append_dealt(100, 1);
+    let sink = Arc::new(Unhurried {
+        inner: Arc::new(world.sink.clone()),
+        longest: std::sync::Mutex::default(),
+    });
+    let began = world.clock.elapsed();
+    let relay = Relay::builder(world.source(), Arc::new(world.store.clone()), World::options("a"))
+        .clock(Arc::clone(&world.clock))
+        .sink(World::sink_options(), sink.clone())
+        .build()
+        .expect("valid options");
+    let relay = start(relay);
+    world.until_delivered(100).await;
+    assert!(world.clock.elapsed() - began < Duration::from_secs(1), "it waited between calls");
+    assert_eq!(relay.status.snapshot().sinks[0].failures, 0);
+    relay.stop().await;
+    assert_eq!(world.first_arrivals("k0"), (0..100).collect::<Vec<_>>());
+    assert_eq!(world.repetitions(), 0);
+    assert_eq!(*sink.longest.lock().expect("not poisoned"), Duration::from_secs(10));
 }

@@ -1,12 +1,17 @@
 //! What `status` says: ready means that events can flow.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use postrider_conformance::samples::event;
-use postrider_core::ErrorKind;
+use postrider_core::limits::WINDOW_RECORDS;
+use postrider_core::{Error, ErrorKind};
+use postrider_relay::Relay;
 use postrider_sink_memory::Fault;
 
-use crate::world::World;
+use crate::hooked::{Call, Heartbeats, Hooked};
+use crate::world::{KeptOpen, World, start};
 
 /// W51: a stall shows within 30 seconds, though the process lives and answers.
 #[tokio::test(start_paused = true)]
@@ -72,5 +77,46 @@ async fn a_relay_that_has_not_joined_is_not_ready() {
     let relay = world.relay("a");
     assert!(!relay.status.snapshot().ready);
     world.until("it has joined", |_| relay.status.snapshot().ready).await;
+    relay.stop().await;
+}
+
+/// While no checkpoint can be written, what was delivered comes again after a crash: so much of it
+/// and no more.
+#[tokio::test(start_paused = true)]
+async fn a_checkpoint_that_can_not_be_written_is_told_and_what_may_come_again_is_bounded() {
+    const EVENTS: u64 = 80_000;
+    let world = World::new(1);
+    let locked = Arc::new(AtomicBool::new(true));
+    let is_locked = Arc::clone(&locked);
+    let hook = move |call: Call| {
+        let fails = call == Call::Other("advance") && is_locked.load(Ordering::Relaxed);
+        (Duration::ZERO, fails.then(|| Error::transient("the table is locked")))
+    };
+    let store =
+        Hooked { inner: world.store.clone(), hook: Arc::new(hook), heartbeats: Heartbeats::Bare };
+    let relay = Relay::builder(world.source(), Arc::new(store), World::options("a"))
+        .clock(Arc::clone(&world.clock))
+        .sink(World::sink_options(), Arc::new(KeptOpen(world.sink.clone())))
+        .build()
+        .expect("valid options");
+    let relay = start(relay);
+    world.append_dealt(EVENTS, 8);
+    let window = WINDOW_RECORDS as u64;
+    world.until_delivered(window - 1_000).await;
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    let snapshot = relay.status.snapshot();
+    assert!(snapshot.sinks[0].unwritten >= Duration::from_secs(31), "{snapshot:?}");
+    let reason = &snapshot.reasons[0];
+    assert!(
+        !snapshot.ready && reason.contains("can't be written for") && reason.contains("locked"),
+        "{reason}"
+    );
+    assert!(world.sink.delivered() < window + 2_000, "{} delivered", world.sink.delivered());
+    locked.store(false, Ordering::Relaxed);
+    world.until_delivered(EVENTS).await;
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    let snapshot = relay.status.snapshot();
+    assert!(snapshot.ready && snapshot.sinks[0].unwritten.is_zero(), "{snapshot:?}");
+    assert_eq!((world.pending().await, world.repetitions()), (0, 0));
     relay.stop().await;
 }
