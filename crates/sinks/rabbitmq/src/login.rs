@@ -1,0 +1,242 @@
+//! Who the sink is and whom it trusts: servers' addresses, the login, certificates.
+//!
+//! What lives here: turning settings into what a connection needs. What does not: the connection
+//! (`connect.rs`).
+//! Invariant: a certificate is always verified; a distant server without TLS has to be allowed.
+
+use std::fmt::Display;
+use std::path::Path;
+use std::sync::Arc;
+
+use lapin::auth::AuthProvider;
+use lapin::types::{LongString, ShortString};
+use lapin::uri::{AMQPScheme, AMQPUri};
+use postrider_core::{Error, Result};
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rustls::{ClientConfig, RootCertStore};
+use tokio_rustls::TlsConnector;
+
+use crate::config::RabbitMqConfig;
+
+/// Where the sink connects to and as whom, checked.
+pub(crate) struct Login {
+    addresses: Vec<Address>,
+    /// For the addresses that want it.
+    tls: Option<TlsConnector>,
+}
+
+/// One server of the list.
+pub(crate) struct Address {
+    pub(crate) host: String,
+    pub(crate) port: u16,
+    /// Its name in its certificate, where it is spoken to by TLS.
+    pub(crate) tls: Option<ServerName<'static>>,
+    pub(crate) vhost: String,
+    pub(crate) way: Way,
+}
+
+/// How one logs in.
+#[derive(Clone)]
+pub(crate) enum Way {
+    Password {
+        user: String,
+        password: String,
+    },
+    /// As whom the client certificate names.
+    External,
+}
+
+impl AuthProvider for Way {
+    fn mechanism(&self) -> ShortString {
+        match self {
+            Self::Password { .. } => "PLAIN".into(),
+            Self::External => "EXTERNAL".into(),
+        }
+    }
+
+    fn auth_starter(&self) -> Result<LongString, String> {
+        Ok(match self {
+            Self::Password { user, password } => format!("\0{user}\0{password}").into(),
+            Self::External => LongString::default(),
+        })
+    }
+}
+
+impl Login {
+    /// Checks addresses and reads certificates; connects to nothing.
+    pub(crate) fn new(config: &RabbitMqConfig) -> Result<Self> {
+        config.check()?;
+        let numbered = config.servers.iter().zip(1..);
+        let addresses: Vec<Address> = numbered
+            .map(|(server, number)| address(server.expose(), number, config))
+            .collect::<Result<_>>()?;
+        let encrypted = addresses.iter().any(|address| address.tls.is_some());
+        let tls = encrypted.then(|| connector(config)).transpose()?;
+        Ok(Self { addresses, tls })
+    }
+
+    pub(crate) fn addresses(&self) -> &[Address] {
+        &self.addresses
+    }
+
+    pub(crate) fn tls(&self) -> Option<&TlsConnector> {
+        self.tls.as_ref()
+    }
+}
+
+/// One server of the list.
+fn address(text: &str, number: usize, config: &RabbitMqConfig) -> Result<Address> {
+    let refused =
+        |why: &str| Error::permanent(format!("servers: number {number} of the list {why}"));
+    let none = "is no address; give amqps://host:5671/vhost, or amqp://host:5672/vhost";
+    if text.contains('?') {
+        return Err(refused("has parameters behind a ?; give the sink's own keys instead"));
+    }
+    let url: AMQPUri = text.parse().map_err(|_| refused(none))?;
+    let host = url.authority.host.trim_matches(['[', ']']).to_owned();
+    let encrypted = match url.scheme {
+        AMQPScheme::AMQPS => true,
+        AMQPScheme::AMQP => false,
+    };
+    if !encrypted && !config.allow_plain && !is_loopback(&host) {
+        return Err(refused(
+            "is not on this machine, so its connection has to be encrypted: write amqps://, or \
+             say allow_plain = true",
+        ));
+    }
+    if config.external && !encrypted {
+        return Err(refused("is amqp://, but external needs TLS: write amqps://"));
+    }
+    if url.vhost.len() > 255 {
+        return Err(refused("has a virtual host of more than 255 bytes"));
+    }
+    let way = match (config.external, &config.user, &config.password) {
+        (true, ..) => Way::External,
+        (false, Some(user), Some(password)) => {
+            Way::Password { user: user.clone(), password: password.expose().to_owned() }
+        }
+        (false, ..) => {
+            let user = url.authority.userinfo;
+            Way::Password { user: user.username, password: user.password }
+        }
+    };
+    let name = ServerName::try_from(host.clone()).map_err(|_| refused(none));
+    let tls = encrypted.then_some(name).transpose()?;
+    Ok(Address { host, port: url.authority.port, tls, vhost: url.vhost, way })
+}
+
+fn is_loopback(host: &str) -> bool {
+    host.eq_ignore_ascii_case("localhost")
+        || host.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback())
+}
+
+/// What connects by TLS, trusting this system's authorities and those of a file.
+fn connector(config: &RabbitMqConfig) -> Result<TlsConnector> {
+    let mut roots = RootCertStore::empty();
+    let system = rustls_native_certs::load_native_certs();
+    roots.add_parsable_certificates(system.certs);
+    if let Some(file) = &config.ca_file {
+        for certificate in certificates(file, "ca_file")? {
+            roots.add(certificate).map_err(|cause| unreadable("ca_file", cause))?;
+        }
+    }
+    if roots.is_empty() {
+        return Err(Error::permanent(
+            "TLS: this system has no certificates of authorities (the package ca-certificates); \
+             install it, or name a file by ca_file",
+        ));
+    }
+    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+    let builder = ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .map_err(|error| Error::permanent("TLS: no protocol version").with_source(error))?
+        .with_root_certificates(roots);
+    let config = match (&config.client_certificate_file, &config.client_key_file) {
+        (Some(certificate), Some(key)) => {
+            let chain = certificates(certificate, "client_certificate_file")?;
+            let key = PrivateKeyDer::from_pem_file(key)
+                .map_err(|cause| unreadable("client_key_file", cause))?;
+            let made = builder.with_client_auth_cert(chain, key);
+            made.map_err(|cause| unreadable("client_certificate_file", cause))?
+        }
+        _ => builder.with_no_client_auth(),
+    };
+    Ok(TlsConnector::from(Arc::new(config)))
+}
+
+fn certificates(file: &Path, key: &str) -> Result<Vec<CertificateDer<'static>>> {
+    let found: Vec<CertificateDer<'static>> = CertificateDer::pem_file_iter(file)
+        .and_then(Iterator::collect)
+        .map_err(|cause| unreadable(key, cause))?;
+    if found.is_empty() {
+        return Err(Error::permanent(format!("{key}: there is no certificate in it")));
+    }
+    Ok(found)
+}
+
+fn unreadable(key: &str, cause: impl Display) -> Error {
+    Error::permanent(format!("{key}: give a readable PEM file that fits"))
+        .with_source(cause.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use postrider_core::Secret;
+
+    fn login(server: &str) -> Result<Login> {
+        Login::new(&RabbitMqConfig::new(vec![Secret::new(server)], "e"))
+    }
+
+    fn error(server: &str) -> Option<String> {
+        login(server).err().map(|error| error.chain())
+    }
+
+    #[test]
+    fn distant_servers_need_tls() {
+        for fine in ["amqp://127.0.0.1", "amqp://localhost:5673/%2F", "amqp://[::1]/a"] {
+            assert_eq!(error(fine), None, "{fine}");
+        }
+        let text = error("amqp://u:hunter2@a.example").expect("refused");
+        assert!(text.contains("allow_plain") && !text.contains("hunter2"), "{text}");
+        for other in ["http://127.0.0.1", "127.0.0.1", "amqp://127.0.0.1?heartbeat=1"] {
+            assert!(error(other).expect("refused").contains("number 1"), "{other}");
+        }
+    }
+
+    #[test]
+    fn the_keys_come_before_the_url_and_the_url_before_guest() {
+        let way = |config: &RabbitMqConfig| {
+            let login = Login::new(config).expect("valid");
+            login.addresses()[0].way.auth_starter().expect("made").to_string()
+        };
+        let mut config = RabbitMqConfig::new(vec![Secret::new("amqp://127.0.0.1")], "e");
+        assert_eq!(way(&config), "\0guest\0guest");
+        config.servers = vec![Secret::new("amqp://me:p%40ss@127.0.0.1/orders%2Fnew")];
+        assert_eq!(way(&config), "\0me\0p@ss");
+        assert_eq!(Login::new(&config).expect("valid").addresses()[0].vhost, "orders/new");
+        (config.user, config.password) = (Some("you".into()), Some(Secret::new("word")));
+        assert_eq!(way(&config), "\0you\0word");
+    }
+
+    #[test]
+    fn files_that_are_no_certificates_are_named_by_their_key() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let empty = folder.path().join("empty.pem");
+        std::fs::write(&empty, "").expect("written");
+        let mut config = RabbitMqConfig::new(vec![Secret::new("amqps://a.example")], "e");
+        config.ca_file = Some(empty.clone());
+        let refused = |config: &RabbitMqConfig| Login::new(config).err().expect("refused").chain();
+        assert!(refused(&config).starts_with("ca_file: "));
+        config.ca_file = Some(folder.path().join("none.pem"));
+        assert!(refused(&config).starts_with("ca_file: "));
+        config.ca_file = None;
+        config.client_certificate_file = Some(empty.clone());
+        config.client_key_file = Some(empty);
+        assert!(refused(&config).contains("client_certificate_file: "));
+        config.external = true;
+        config.servers = vec![Secret::new("amqp://127.0.0.1")];
+        assert!(refused(&config).contains("amqps://"));
+    }
+}
