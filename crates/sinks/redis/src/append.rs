@@ -1,0 +1,101 @@
+//! One call of the script that appends a key's events.
+//!
+//! What lives here: its arguments and its answers. What does not: when it is called (`publish.rs`),
+//! and what an error means (`error.rs`).
+//! Invariant: the script is one step of the server: of a call's events the first ones are appended,
+//! in order, and nothing of the others.
+
+use bytes::Bytes;
+use postrider_core::EventId;
+use redis::aio::MultiplexedConnection;
+use redis::{RedisError, RedisResult, Script, ScriptInvocation};
+
+const SCRIPT: &str = include_str!("append.lua");
+/// Before what the server remembers of an event.
+const SEEN_PREFIX: &str = "postrider:seen:";
+const NEW: &[u8] = b"new";
+const DUPLICATE: &[u8] = b"duplicate";
+const NO_STREAM: &[u8] = b"no stream";
+
+/// What the server says of one event.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Answer {
+    New,
+    Duplicate,
+    NoStream,
+    /// The text of an error, with its code first.
+    Refused(String),
+}
+
+impl From<Vec<u8>> for Answer {
+    fn from(text: Vec<u8>) -> Self {
+        match text.as_slice() {
+            NEW => Self::New,
+            DUPLICATE => Self::Duplicate,
+            NO_STREAM => Self::NoStream,
+            _ => Self::Refused(String::from_utf8_lossy(&text).into_owned()),
+        }
+    }
+}
+
+/// The script, and what is the same in each of its calls.
+pub(crate) struct Append {
+    script: Script,
+    seen_for_ms: u64,
+    creates: bool,
+}
+
+impl Append {
+    pub(crate) fn new(seen_for_ms: u64, creates: bool) -> Self {
+        Self { script: Script::new(SCRIPT), seen_for_ms, creates }
+    }
+
+    /// Gives the script to the server, which forgets it when it starts anew.
+    pub(crate) async fn load(&self, connection: &mut MultiplexedConnection) -> RedisResult<()> {
+        self.script.load_async(connection).await.map(|_| ())
+    }
+
+    /// A call without an event.
+    pub(crate) fn call(&self) -> Call<'_> {
+        let mut invocation = self.script.prepare_invoke();
+        invocation.arg(self.seen_for_ms).arg(u8::from(self.creates));
+        Call { invocation, remembers: self.seen_for_ms > 0, bytes: 0 }
+    }
+}
+
+/// Events on their way to the server.
+pub(crate) struct Call<'a> {
+    invocation: ScriptInvocation<'a>,
+    remembers: bool,
+    bytes: usize,
+}
+
+impl Call<'_> {
+    /// Adds an event with the fields of its entry.
+    pub(crate) fn add(&mut self, stream: &str, id: EventId, fields: &[Bytes]) {
+        self.invocation.key(stream);
+        if self.remembers {
+            self.invocation.key(format!("{SEEN_PREFIX}{stream}:{id}"));
+        }
+        self.invocation.arg(fields.len());
+        self.bytes += stream.len();
+        for field in fields {
+            self.bytes += field.len();
+            self.invocation.arg(field.as_ref());
+        }
+    }
+
+    /// Bytes of its events: names and values of their entries.
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Sends it; the answers are those of the first events, up to one that failed.
+    pub(crate) async fn send(
+        &self,
+        connection: &mut MultiplexedConnection,
+    ) -> Result<Vec<Answer>, RedisError> {
+        let answers: Vec<Vec<u8>> = self.invocation.invoke_async(connection).await?;
+        Ok(answers.into_iter().map(Answer::from).collect())
+    }
+}
