@@ -47,8 +47,8 @@ CREATE TABLE {schema}.checkpoint (
     outbox      text    NOT NULL COLLATE "C",
     consumer    text    NOT NULL COLLATE "C",
     partition   text    NOT NULL COLLATE "C",
-    -- NULL: only counted so far, no position yet.
-    position    bytea   CHECK (octet_length(position) = 16),
+    -- NULL: only counted so far, no position yet. In the feed 16 bytes, in the log 22.
+    position    bytea   CHECK (octet_length(position) IN (16, 22)),
     published   bigint  NOT NULL DEFAULT 0,
     dropped     bigint  NOT NULL DEFAULT 0,
     ended       boolean NOT NULL DEFAULT false,
@@ -120,89 +120,71 @@ LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE
 RETURN (('x' || encode(substring(sha256(convert_to(key, 'UTF8')) FROM 1 FOR 4), 'hex'))
     ::bit(32)::bigint % partitions)::integer;
 
--- A UUID of version 7 (RFC 9562): 48 bits of milliseconds, then the last 76 bits of a random UUID,
--- whose version alone is replaced.
-CREATE FUNCTION {schema}.uuid7() RETURNS uuid
-LANGUAGE sql VOLATILE PARALLEL SAFE
-RETURN (lpad(to_hex(floor(date_part('epoch', clock_timestamp()) * 1000)::bigint), 12, '0') || '7'
-    || substr(gen_random_uuid()::text, 16))::uuid;
+-- A UUID of version 7 (RFC 9562). Servers before 18 have none: 48 bits of milliseconds and the
+-- version replace the front of a random UUID's text, whose last 76 bits stay.
+DO $do$
+BEGIN
+    EXECUTE 'CREATE FUNCTION ' || {schema_ident_text}
+        || '.uuid7() RETURNS uuid LANGUAGE sql VOLATILE PARALLEL SAFE RETURN '
+        || CASE WHEN current_setting('server_version_num')::integer >= 180000 THEN 'uuidv7()'
+            ELSE $sql$overlay(gen_random_uuid()::text PLACING lpad(to_hex(
+                (date_part('epoch', clock_timestamp()) * 1000)::bigint * 16 + 7), 13, '0')
+                FROM 1 FOR 15)::uuid$sql$ END;
+END
+$do$;
 
--- Whether a JSON value is an object of at most 64 texts under distinct, legal names.
+-- Whether a JSON value is an object of at most 64 texts under distinct, legal names; refuses it in
+-- words if not.
 CREATE FUNCTION {schema}.headers_allowed(headers json) RETURNS boolean
 LANGUAGE plpgsql IMMUTABLE STRICT PARALLEL SAFE AS $body$
+DECLARE
+    allowed boolean := false;
 BEGIN
-    RETURN json_typeof(headers) = 'object' AND (
-        SELECT count(*) <= 64 AND count(*) = count(DISTINCT lower(h.key))
-            AND coalesce(bool_and(json_typeof(h.value) = 'string'
-                AND h.key ~ '^[-!#$%&''*+.^_`|~0-9A-Za-z]{1,128}$'
-                AND octet_length(h.value #>> '{}') <= 8192
-                AND (h.value #>> '{}') !~ '[\x01-\x08\x0a-\x1f\x7f-\x9f]'), true)
-        FROM json_each(headers) AS h);
-EXCEPTION WHEN data_exception OR character_not_in_repertoire THEN
-    -- An escape that stands for no character.
-    RETURN false;
-END
-$body$;
-
--- Refuse a value of an event in words, so that nobody is shown the whole row instead, neither in an
--- error nor in the server's log.
-CREATE FUNCTION {schema}.refuse_text(what text, value text, most integer) RETURNS boolean
-LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $body$
-BEGIN
-    RAISE EXCEPTION '%', what || CASE
-        WHEN value IS NULL THEN ' is NULL; give it a value'
-        WHEN value = '' THEN ' is empty; give it at least one character'
-        WHEN octet_length(value) > most
-            THEN format(' has %s bytes; %s are allowed', octet_length(value), most)
-        ELSE format(' has a control character at character %s; remove it',
-            length(substring(value FROM '^[^\x01-\x1f\x7f-\x9f]*')) + 1)
-    END USING ERRCODE = CASE WHEN value IS NULL THEN 'not_null_violation'
-        ELSE 'check_violation' END;
-END
-$body$;
-
-CREATE FUNCTION {schema}.refuse_headers(headers json) RETURNS boolean
-LANGUAGE plpgsql IMMUTABLE STRICT PARALLEL SAFE AS $body$
-BEGIN
-    RAISE EXCEPTION 'headers must be a JSON object of at most 64 texts; names have up to 128 '
-        'letters, digits and !#$%%&''*+-.^_`|~ and differ in more than case, texts have up to 8192 '
-        'bytes and no control character' USING ERRCODE = 'check_violation';
-END
-$body$;
-
-CREATE FUNCTION {schema}.refuse_payload(bytes integer) RETURNS boolean
-LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $body$
-BEGIN
-    IF bytes IS NULL THEN
-        RAISE EXCEPTION 'payload is NULL; give it a value, which may be empty'
-            USING ERRCODE = 'not_null_violation';
+    BEGIN
+        allowed := json_typeof(headers) = 'object' AND (
+            SELECT count(*) <= 64 AND count(*) = count(DISTINCT lower(h.key))
+                AND coalesce(bool_and(json_typeof(h.value) = 'string'
+                    AND h.key ~ '^[-!#$%&''*+.^_`|~0-9A-Za-z]{1,128}$'
+                    AND octet_length(h.value #>> '{}') <= 8192
+                    AND (h.value #>> '{}') !~ '[\x01-\x08\x0a-\x1f\x7f-\x9f]'), true)
+            FROM json_each(headers) AS h);
+    EXCEPTION WHEN data_exception OR character_not_in_repertoire THEN
+        -- An escape that stands for no character.
+        NULL;
+    END;
+    IF NOT allowed THEN
+        RAISE EXCEPTION 'headers must be a JSON object of at most 64 texts; names have up to 128 '
+            'letters, digits and !#$%%&''*+-.^_`|~ and differ in more than case, texts have up to '
+            '8192 bytes and no control character' USING ERRCODE = 'check_violation';
     END IF;
-    RAISE EXCEPTION 'payload has % bytes; 16777216 are allowed: store the content elsewhere and '
-        'send a reference', bytes USING ERRCODE = 'check_violation';
+    RETURN true;
 END
 $body$;
 
 -- What an event's columns hold. Types, not constraints of the table: those the server would parse
 -- anew for each statement, which costs more than the insert itself. A NULL is refused here, too:
--- the table's own NOT NULL would show the whole row.
-CREATE DOMAIN {schema}.event_key AS text COLLATE "C" CHECK (
-    octet_length(VALUE) BETWEEN 1 AND 1024 AND VALUE !~ '[\x01-\x1f\x7f-\x9f]'
-    OR {schema}.refuse_text('key', VALUE, 1024));
-CREATE DOMAIN {schema}.event_topic AS text COLLATE "C" CHECK (
-    octet_length(VALUE) BETWEEN 1 AND 255 AND VALUE !~ '[\x01-\x1f\x7f-\x9f]'
-    OR {schema}.refuse_text('topic', VALUE, 255));
-CREATE DOMAIN {schema}.event_type AS text COLLATE "C" CHECK (
-    octet_length(VALUE) BETWEEN 1 AND 255 AND VALUE !~ '[\x01-\x1f\x7f-\x9f]'
-    OR {schema}.refuse_text('type', VALUE, 255));
-CREATE DOMAIN {schema}.event_content_type AS text COLLATE "C" CHECK (
-    octet_length(VALUE) BETWEEN 1 AND 255 AND VALUE !~ '[\x01-\x1f\x7f-\x9f]'
-    OR {schema}.refuse_text('content type', VALUE, 255));
-CREATE DOMAIN {schema}.event_headers AS json CHECK (
-    {schema}.headers_allowed(VALUE) OR {schema}.refuse_headers(VALUE));
-CREATE DOMAIN {schema}.event_bytea AS bytea CHECK (
-    octet_length(VALUE) <= 16777216 OR {schema}.refuse_payload(octet_length(VALUE)));
-CREATE DOMAIN {schema}.event_json AS json CHECK (
-    octet_length(VALUE::text) <= 16777216 OR {schema}.refuse_payload(octet_length(VALUE::text)));
+-- the table's own NOT NULL would show the whole row, in the error and in the server's log. A check
+-- is named by what a refusal should say. It calls as few functions as it can, because each of them
+-- is made ready again for each append.
+CREATE DOMAIN {schema}.event_key AS text COLLATE "C" NOT NULL
+    CONSTRAINT "key must have 1 to 1024 bytes and no control character" CHECK (
+        octet_length(VALUE) <= 1024 AND VALUE ~ '^[^\x01-\x1f\x7f-\x9f]+$');
+CREATE DOMAIN {schema}.event_topic AS text COLLATE "C" NOT NULL
+    CONSTRAINT "topic must have 1 to 255 bytes and no control character" CHECK (
+        octet_length(VALUE) <= 255 AND VALUE ~ '^[^\x01-\x1f\x7f-\x9f]+$');
+CREATE DOMAIN {schema}.event_type AS text COLLATE "C" NOT NULL
+    CONSTRAINT "type must have 1 to 255 bytes and no control character" CHECK (
+        octet_length(VALUE) <= 255 AND VALUE ~ '^[^\x01-\x1f\x7f-\x9f]+$');
+CREATE DOMAIN {schema}.event_content_type AS text COLLATE "C" NOT NULL
+    CONSTRAINT "content type must have 1 to 255 bytes and no control character" CHECK (
+        octet_length(VALUE) <= 255 AND VALUE ~ '^[^\x01-\x1f\x7f-\x9f]+$');
+CREATE DOMAIN {schema}.event_headers AS json CHECK ({schema}.headers_allowed(VALUE));
+CREATE DOMAIN {schema}.event_bytea AS bytea NOT NULL
+    CONSTRAINT "payload has more than 16777216 bytes: send a reference instead" CHECK (
+        octet_length(VALUE) <= 16777216);
+CREATE DOMAIN {schema}.event_json AS json NOT NULL
+    CONSTRAINT "payload has more than 16777216 bytes: send a reference instead" CHECK (
+        octet_length(VALUE::text) <= 16777216);
 
 -- A position as its 26 characters (Crockford's base 32 over 128 bits), and back.
 CREATE FUNCTION {schema}.position_text(stamp bigint, seq bigint) RETURNS text

@@ -13,7 +13,9 @@ CREATE TABLE {schema}.adopted (
     number   text  NOT NULL,
     -- Whether it has columns for transaction ids and numbers that adopt_table added.
     columns  boolean NOT NULL,
-    mapping  jsonb NOT NULL
+    mapping  jsonb NOT NULL,
+    -- The mappings of before, newest first: the log still has rows from when they fitted.
+    earlier  jsonb NOT NULL
 );
 
 -- What an ordinary outbox is made from, with its placeholders.
@@ -51,7 +53,6 @@ BEGIN
     -- The table may have no column for the time, or NULL in it: then its tick's time stands in.
     template := replace(template, 'l.created_at',
         'coalesce(l.created_at, to_timestamp((t.stamp >> 16) / 1000.0))');
-    template := replace(template, 'octet_length(payload)', 'coalesce(octet_length(payload), 0)');
     FOR name IN SELECT DISTINCT m[1] FROM regexp_matches(template, '\{([a-z_]+)\}', 'g') AS m LOOP
         template := replace(template, '{' || name || '}', CASE
             WHEN name = 'schema' THEN quote_ident({schema_text})
@@ -174,10 +175,12 @@ BEGIN
     ELSE
         f := {schema}.mapped_field(source, a.mapping, 'headers', ARRAY['headers']);
         headers := CASE WHEN f.expression IS NULL THEN headers
+            -- A text that can't be unescaped stays as it is.
             WHEN f.type IN ('json'::regtype, 'jsonb'::regtype) THEN format(
-                'CASE WHEN jsonb_typeof(%1$s::jsonb) = %2$L THEN (SELECT json_object_agg(h.key,'
-                ' h.value)::text FROM jsonb_each_text(%1$s::jsonb) AS h) END', f.expression,
-                'object')
+                'CASE WHEN %3$s_typeof(%1$s) <> %2$L THEN NULL WHEN %1$s::text ~* %4$L'
+                ' THEN %1$s::text ELSE (SELECT json_object_agg(h.key, h.value)::text'
+                ' FROM %3$s_each_text(%1$s) AS h) END', f.expression, 'object', f.type::regtype,
+                '\\u(0000|d[89a-f])')
             ELSE format('nullif(%s::text, %L)', f.expression, '') END;
     END IF;
     RETURN format('%s AS xid, o.%s::bigint AS seq, %s AS created_at, %s AS id%s, %s AS headers,'
@@ -376,9 +379,13 @@ BEGIN
     SELECT format('%I.%I', n.nspname, c.relname) INTO STRICT a.sequence
         FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
         WHERE c.oid = {schema}.sequence_of(source, name);
+    a.earlier := CASE WHEN known.source IS NULL THEN '[]' WHEN known.mapping = a.mapping
+        THEN known.earlier ELSE jsonb_path_query_array(jsonb_build_array(known.mapping)
+            || known.earlier, '$[0 to 15]') END;
     INSERT INTO {schema}.adopted AS k VALUES (a.*)
         ON CONFLICT ON CONSTRAINT adopted_pkey DO UPDATE SET source = excluded.source,
-            sequence = excluded.sequence, number = excluded.number, mapping = excluded.mapping;
+            sequence = excluded.sequence, number = excluded.number, mapping = excluded.mapping,
+            earlier = excluded.earlier;
     EXECUTE format('CREATE OR REPLACE VIEW %s.%I AS SELECT %s FROM %s AS o', {schema_ident_text},
         a.outbox, {schema}.mapped_columns(a), a.source);
     IF known.source IS NULL THEN
@@ -425,13 +432,17 @@ BEGIN
     DELETE FROM {schema}.lease l WHERE l.outbox = release_table.outbox;
     DELETE FROM {schema}.relay r WHERE r.outbox = release_table.outbox;
     DELETE FROM {schema}.checkpoint c WHERE c.outbox = release_table.outbox;
+    DELETE FROM {schema}.wal_base b WHERE b.outbox = release_table.outbox;
+    DELETE FROM {schema}.wal_after w WHERE w.outbox = release_table.outbox;
+    DELETE FROM {schema}.wal_recovery w WHERE w.outbox = release_table.outbox;
     DELETE FROM {schema}.feed f WHERE f.outbox = release_table.outbox;
 END
 $body$;
 
--- What an adopted table does not give, in words, for status and for the start of a relay.
-CREATE FUNCTION {schema}.adopted_warnings(outbox text) RETURNS SETOF text
-LANGUAGE plpgsql STABLE AS $body$
+-- What an adopted table does not give, in words, for status and for the start of a relay; by_log:
+-- where it is read from the write-ahead log.
+CREATE FUNCTION {schema}.adopted_warnings(outbox text, by_log boolean DEFAULT false)
+RETURNS SETOF text LANGUAGE plpgsql STABLE AS $body$
 DECLARE
     a {schema}.adopted%ROWTYPE;
 BEGIN
@@ -439,31 +450,39 @@ BEGIN
     IF NOT FOUND THEN
         RETURN;
     END IF;
-    RETURN NEXT a.source || ': events of one key come in the order in which their transactions'
-        ' commit only where writers lock the key first, for example the row of its aggregate;'
-        ' Postrider''s append, which does so, is not in use here';
-    IF NOT a.columns THEN
-        RETURN NEXT a.source || ' has no transaction ids: an open transaction that has written to'
-            ' it holds up all its later events until it ends';
-        RETURN NEXT a.source || ': an event whose ' || a.number || ' was drawn by another'
-            ' transaction than the one that inserts it, or was set by hand, may be lost: let the'
-            ' column''s default draw it (no pool of numbers in the application), or adopt the table'
-            ' with add_columns => true';
-        IF NOT EXISTS (SELECT FROM pg_index i JOIN pg_attribute c ON c.attrelid = i.indrelid
-            AND c.attnum = i.indkey[0] WHERE i.indrelid = a.source::regclass AND i.indisvalid
-                AND quote_ident(c.attname) = a.number)
-        THEN
-            RETURN NEXT a.source || ' has no index on ' || a.number || ': each read scans it whole';
-        END IF;
-    ELSIF NOT EXISTS (SELECT FROM pg_attribute x
+    IF by_log THEN
+        RETURN NEXT a.source || CASE WHEN a.columns THEN ': when its slot is lost, what the slot'
+                ' had not sent is read from the table' ELSE ' has no transaction ids: when its slot'
+                ' is lost, all rows that are in it are delivered again, with the same ids (adopt it'
+                ' with add_columns => true, and only what is missing comes)' END
+            || '; rows that the application has deleted by then are lost';
+    ELSE
+        RETURN NEXT a.source || ': events of one key come in the order in which their transactions'
+            ' commit only where writers lock the key first, for example the row of its aggregate;'
+            ' Postrider''s append, which does so, is not in use here';
+    END IF;
+    IF a.columns AND NOT EXISTS (SELECT FROM pg_attribute x
         JOIN pg_attrdef d ON d.adrelid = x.attrelid AND d.adnum = x.attnum
         JOIN pg_attribute s ON s.attrelid = x.attrelid AND s.attname = 'postrider_seq'
-        WHERE x.attrelid = a.source::regclass AND x.attname = 'postrider_xid'
+        WHERE x.attrelid = to_regclass(a.source) AND x.attname = 'postrider_xid'
             AND pg_get_expr(d.adbin, d.adrelid) = 'pg_current_xact_id()' AND x.attnotnull
             AND x.attnum < s.attnum AND s.attidentity = 'a')
     THEN
         RETURN NEXT a.source || ': the columns postrider_xid and postrider_seq were changed, and'
             ' events may be lost; release the table, drop both columns and adopt it again';
+    ELSIF NOT a.columns AND NOT by_log THEN
+        RETURN NEXT a.source || ' has no transaction ids: an open transaction that has written to'
+            ' it holds up all its later events until it ends';
+        RETURN NEXT a.source || ': an event whose ' || a.number || ' was drawn by another'
+            ' transaction than the one that inserts it, or was set by hand, may be lost: let the'
+            ' column''s default draw it (no pool of numbers in the application), or adopt the'
+            ' table with add_columns => true';
+        IF NOT EXISTS (SELECT FROM pg_index i JOIN pg_attribute c ON c.attrelid = i.indrelid
+            AND c.attnum = i.indkey[0] WHERE i.indrelid = to_regclass(a.source) AND i.indisvalid
+                AND quote_ident(c.attname) = a.number)
+        THEN
+            RETURN NEXT a.source || ' has no index on ' || a.number || ': each read scans it whole';
+        END IF;
     END IF;
     IF NOT coalesce((a.mapping->'delete')::boolean, false) THEN
         RETURN NEXT a.source || ': Postrider deletes no rows from it; delete those that are older'

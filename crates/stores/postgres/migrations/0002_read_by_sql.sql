@@ -3,6 +3,12 @@
 -- They find the outbox by its name and call the functions of its own. A position is a ULID of 26
 -- characters here; NULL is the start.
 
+-- A row of what an outbox's own read function returns; see its comment.
+CREATE TYPE {schema}.feed_row AS (
+    stamp bigint, seq bigint, generation integer, at_ms bigint, id uuid, key text, topic text,
+    type text, content_type text, headers text, payload bytea
+);
+
 -- What an outbox of that name is, or an error that says how to make one.
 CREATE FUNCTION {schema}.known_outbox(outbox text) RETURNS void
 LANGUAGE plpgsql STABLE AS $body$

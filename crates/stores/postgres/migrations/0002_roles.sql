@@ -16,16 +16,15 @@ CREATE TABLE {schema}.role_grant (
 CREATE FUNCTION {schema}.functions_of(part text, OUT shared text[], OUT of_outbox text[])
 LANGUAGE sql IMMUTABLE AS $body$
     SELECT CASE part
-        WHEN 'writer' THEN ARRAY['append', 'uuid7', 'headers_allowed', 'refuse_text',
-            'refuse_headers', 'refuse_payload', 'append_change', 'lock_feed', 'next_ulid',
-            'ulid_plus', 'ulid_text', 'ulid_of_text', 'ulid_time', 'partition_of',
-            'append_change', 'check_settings',
-            'setting_ms']
+        WHEN 'writer' THEN ARRAY['append', 'emit', 'uuid7', 'headers_allowed', 'append_change',
+            'lock_feed', 'next_ulid', 'ulid_plus', 'ulid_text', 'ulid_of_text', 'ulid_time',
+            'partition_of', 'check_settings', 'setting_ms']
         WHEN 'reader' THEN ARRAY['tick', 'head', 'position_at', 'read_feed', 'partitions',
             'outboxes', 'successors', 'generation_of', 'known_outbox', 'position_halves',
             'position_bits', 'position_text', 'payload_text', 'partition_of', 'adopted_warnings',
             'check_settings', 'setting_ms', 'ulid_text', 'ulid_of_text', 'ulid_time',
             'read_table_feed', 'known_table_feed', 'qualified_name']
+        WHEN 'relay' THEN ARRAY['log_table', 'log_numbers']
         ELSE '{}' END,
     CASE part
         WHEN 'writer' THEN ARRAY['_append', '_append_one', '_append_all', '_lock_keys', '_lock_all',
@@ -81,6 +80,10 @@ LANGUAGE sql STABLE AS $body$
             ('{relay}', 'SELECT, INSERT, UPDATE, DELETE', 'relay'),
             ('{relay}', 'SELECT, INSERT, UPDATE, DELETE', 'checkpoint'),
             ('{relay}', 'SELECT, INSERT, UPDATE, DELETE', 'dead_letter'),
+            ('{relay}', 'SELECT, INSERT, UPDATE, DELETE', 'wal_base'),
+            ('{relay}', 'SELECT, INSERT, UPDATE, DELETE', 'wal_after'),
+            ('{relay}', 'SELECT, INSERT, UPDATE, DELETE', 'wal_recovery'),
+            ('{relay}', 'SELECT, INSERT, UPDATE, DELETE', 'wal_seal'),
             -- To remove expired ones, unseen. Locking a row asks for the right to update a column;
             -- this one is the server's own, and can't be given a value.
             ('{relay}', 'SELECT (number, ttl, written_at), UPDATE (number), DELETE', 'document'),

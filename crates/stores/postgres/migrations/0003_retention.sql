@@ -13,15 +13,23 @@
 -- consumer. A place within a tick, or a time, counts as the tick before. A consumer that is known
 -- but has not begun in a partition pins all that is kept; in a raised one it begins where its
 -- predecessor ends, so that one pins, at most up to there.
+--
+-- A consumer of the log has had all that its base's snapshot sees. A tick's transaction that the
+-- snapshot sees was committed before it, and the tick's own snapshot is older still: all up to that
+-- tick was delivered. Without a base it pins all that is kept. So does a base from the future, as
+-- one from a dump is after the cluster was set back: its ids are drawn a second time.
 CREATE FUNCTION {schema}.{outbox_passed}() RETURNS bigint
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $body$
 DECLARE
     at_stamp bigint;
     at_seq   bigint;
     passed   bigint;
+    by_log   bigint;
+    oldest   bigint := (SELECT t.stamp FROM {schema}.{outbox_tick} AS t ORDER BY t.stamp LIMIT 1);
 BEGIN
     SELECT p.stamp, p.seq INTO at_stamp, at_seq
-    FROM (SELECT DISTINCT consumer FROM {schema}.checkpoint WHERE outbox = {outbox_text}) AS k
+    FROM (SELECT DISTINCT consumer FROM {schema}.checkpoint
+        WHERE outbox = {outbox_text} AND partition <> 'wal') AS k
     CROSS JOIN (SELECT number, partitions,
             lag(partitions) OVER w AS before, lead(after_stamp) OVER w AS ends_at
         FROM {schema}.generation WHERE outbox = {outbox_text} WINDOW w AS (ORDER BY number)) AS g
@@ -39,15 +47,24 @@ BEGIN
     WHERE NOT coalesce(c.ended, false)
         AND (c.position IS NOT NULL OR g.before IS NULL OR coalesce(b.ended, false))
     ORDER BY p.stamp, p.seq LIMIT 1;
-    IF NOT FOUND THEN
-        -- No consumer: one that has finished a partition has begun in its successors.
-        RETURN NULL;
+    -- Not found: no consumer of the feed. One that has finished a partition has begun in its
+    -- successors.
+    IF FOUND THEN
+        SELECT t.stamp INTO passed FROM {schema}.{outbox_tick} AS t
+            WHERE t.stamp <= at_stamp AND (t.stamp < at_stamp OR at_seq > 0 AND t.seq_hi = at_seq)
+            ORDER BY t.stamp DESC LIMIT 1;
+        passed := coalesce(passed, oldest);
     END IF;
-    SELECT t.stamp INTO passed FROM {schema}.{outbox_tick} AS t
-        WHERE t.stamp <= at_stamp AND (t.stamp < at_stamp OR at_seq > 0 AND t.seq_hi = at_seq)
-        ORDER BY t.stamp DESC LIMIT 1;
-    RETURN coalesce(passed,
-        (SELECT t.stamp FROM {schema}.{outbox_tick} AS t ORDER BY t.stamp LIMIT 1));
+    SELECT min(coalesce(t.stamp, oldest)) INTO by_log
+    FROM {schema}.checkpoint AS c
+    LEFT JOIN {schema}.wal_base AS b ON b.outbox = c.outbox AND b.consumer = c.consumer
+        AND pg_snapshot_xmax(b.snapshot) <= pg_snapshot_xmax(pg_current_snapshot())
+    LEFT JOIN LATERAL (SELECT t.stamp FROM {schema}.{outbox_tick} AS t
+        WHERE t.system = b.system AND t.own < pg_snapshot_xmax(b.snapshot)
+            AND pg_visible_in_snapshot(t.own, b.snapshot)
+        ORDER BY t.own DESC LIMIT 1) AS t ON true
+    WHERE c.outbox = {outbox_text} AND c.partition = 'wal';
+    RETURN least(passed, by_log);
 END
 $body$;
 
@@ -208,7 +225,9 @@ $body$;
 
 -- Takes the next segment into use if it is time, moves the horizon by at most so many ticks, and
 -- forgets as many ids that callers gave. Takes no lock that a writer or a reader would meet.
--- Returns the horizon, whether there is more to do, and the segments that can be emptied.
+-- Returns the horizon, whether there is more to do, and the segments that can be emptied, the one
+-- taken into use longest ago first: a caller that empties one at a time would else empty those that
+-- have just been filled again, and never come to the others.
 CREATE FUNCTION {schema}.{outbox_prune}(
     keep_ms bigint, most integer,
     OUT stamp bigint, OUT seq bigint, OUT more boolean, OUT segments integer[]
@@ -240,8 +259,10 @@ BEGIN
             more := more OR ids >= most;
         END IF;
         segments := ARRAY(SELECT i FROM generate_series(0, 15) AS i
+            LEFT JOIN {schema}.{outbox_ring} AS r ON r.segment = i
             WHERE i <> pg_sequence_last_value({outbox_segment_text}::regclass)
-                AND {schema}.{outbox_occupied}(i) AND {schema}.{outbox_settled}(i, horizon));
+                AND {schema}.{outbox_occupied}(i) AND {schema}.{outbox_settled}(i, horizon)
+            ORDER BY r.after_seq NULLS FIRST, i);
     ELSE
         SELECT * INTO STRICT horizon FROM {schema}.{outbox_tick} AS t ORDER BY t.stamp LIMIT 1;
     END IF;

@@ -118,11 +118,9 @@ $body$;
 -- As an ordinary outbox's read: a tick's records are the rows between two cuts, by their numbers.
 CREATE OR REPLACE FUNCTION {schema}.{outbox_read}(
     after_stamp bigint, after_seq bigint, max_rows integer, max_bytes bigint
-) RETURNS TABLE (
-    stamp bigint, seq bigint, generation integer, at_ms bigint, id uuid, key text, topic text,
-    type text, content_type text, headers text, payload bytea
-) LANGUAGE plpgsql VOLATILE SET jit = off AS $body$
+) RETURNS SETOF {schema}.feed_row LANGUAGE plpgsql VOLATILE SET jit = off AS $body$
 DECLARE
+    r     {schema}.feed_row;
     p     {schema}.{outbox_tick}%ROWTYPE;
     t     {schema}.{outbox_tick}%ROWTYPE;
     ticks integer := 0;
@@ -130,6 +128,8 @@ DECLARE
     bytes bigint := 0;
     place bigint;
     base  bigint;
+    stamp bigint;
+    seq   bigint;
 BEGIN
     IF current_setting('transaction_isolation') <> 'read committed' THEN
         RAISE EXCEPTION 'reading the feed needs a READ COMMITTED transaction, this one is %',
@@ -146,25 +146,25 @@ BEGIN
         SELECT * INTO t FROM {schema}.{outbox_tick} AS n
             WHERE n.stamp > p.stamp ORDER BY n.stamp LIMIT 1;
         EXIT WHEN NOT FOUND;
-        id := NULL; key := NULL; topic := NULL; type := NULL; content_type := NULL;
-        headers := NULL; payload := NULL; at_ms := NULL;
         stamp := t.stamp;
         seq := t.seq_hi;
-        generation := t.generation;
-        RETURN NEXT;
-        generation := NULL;
-        FOR seq, at_ms, id, key, topic, type, content_type, headers, payload IN
-            SELECT l.seq, (extract(epoch FROM l.created_at) * 1000)::bigint, l.id, l.key, l.topic,
-                l.type, l.content_type, l.headers::text, {payload_out}
+        r := ROW(stamp, seq, t.generation, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL);
+        RETURN NEXT r;
+        FOR r IN
+            SELECT t.stamp, l.seq, NULL::integer,
+                (date_part('epoch', l.created_at) * 1000)::bigint, l.id, l.key::text,
+                l.topic::text, l.type::text, l.content_type::text, l.headers::text,
+                {payload_out}::bytea
             FROM {schema}.{outbox} AS l
             WHERE l.seq > greatest(place, p.seq_hi) AND l.seq <= t.seq_hi
             ORDER BY l.seq LIMIT max_rows - rows
         LOOP
-            RETURN NEXT;
+            RETURN NEXT r;
             rows := rows + 1;
-            bytes := bytes + {record_bytes} + octet_length(payload);
+            bytes := bytes + {record_bytes} + coalesce(octet_length(r.payload), 0);
             EXIT WHEN bytes >= max_bytes;
         END LOOP;
+        IF FOUND THEN seq := r.seq; END IF;
         IF rows >= max_rows OR bytes >= max_bytes THEN EXIT; END IF;
         seq := t.seq_hi;
         place := 0;
@@ -183,8 +183,7 @@ BEGIN
         stamp := p.stamp;
         seq := p.seq_hi;
     END IF;
-    id := NULL; key := NULL; topic := NULL; type := NULL; content_type := NULL; headers := NULL;
-    payload := NULL; at_ms := NULL; generation := NULL;
-    RETURN NEXT;
+    r := ROW(stamp, seq, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL);
+    RETURN NEXT r;
 END
 $body$;

@@ -72,9 +72,9 @@ const FINISH: &str = concat!(
     SELECT count(*) FROM fence"
 );
 
-/// Each consumer's standing, with the tick after which it reads on: the newest one before its
-/// position, or the one that its position ends; the oldest where that was pruned. `last_stamp` is
-/// the last tick of its generation, once there is a later one.
+/// Each consumer's standing in the feed, with the tick after which it reads on: the newest one
+/// before its position, or the one that its position ends; the oldest where that was pruned.
+/// `last_stamp` is the last tick of its generation, once there is a later one.
 const STANDINGS: &str =
     "SELECT c.consumer, c.partition, c.position, c.published, c.dropped, c.ended,
         (extract(epoch FROM c.updated_at) * 1000)::bigint,
@@ -95,7 +95,7 @@ const STANDINGS: &str =
     LEFT JOIN LATERAL (SELECT t.stamp, t.seq_lo FROM {schema}.{outbox_tick} AS t
         WHERE t.stamp < p.stamp OR t.stamp = p.stamp AND p.seq <> 0 AND p.seq >= t.seq_hi
         ORDER BY t.stamp DESC LIMIT 1) AS b ON true
-    WHERE c.outbox = {outbox_text} AND c.position IS NOT NULL
+    WHERE c.outbox = {outbox_text} AND c.position IS NOT NULL AND c.partition <> 'wal'
     ORDER BY c.consumer, c.partition";
 
 /// Counts what is beyond each standing, in one pass over the rows above `$1`, the lowest of their
@@ -131,7 +131,7 @@ const PENDING: &str = "WITH standing AS MATERIALIZED (
     hashed AS MATERIALIZED (SELECT b.xid, b.seq, b.created_at, counts.count,
             {schema}.partition_of(b.key, counts.count) AS index
         FROM beyond AS b CROSS JOIN (SELECT DISTINCT count FROM standing) AS counts)
-    SELECT s.place, count(*), (extract(epoch FROM min(h.created_at)) * 1000)::bigint
+    SELECT s.place, count(*), (extract(epoch FROM min(h.created_at)) * 1000000)::bigint / 1000
     FROM hashed AS h JOIN standing AS s ON s.count = h.count AND s.index = h.index
     WHERE NOT (h.seq <= s.before_floor
             OR h.seq <= s.before_hi AND pg_visible_in_snapshot(h.xid, s.before_snap))
@@ -143,7 +143,7 @@ const PENDING: &str = "WITH standing AS MATERIALIZED (
 
 /// Locks the rows of the leases under which the consumer advanced: none is taken or renewed before
 /// the consumer is gone. A relay's later write finds no checkpoint and begins a new one, as with a
-/// consumer that is new.
+/// consumer that is new. What a consumer of the log has had goes, too.
 const REMOVE: &str = "WITH advanced AS MATERIALIZED (
         SELECT l.partition, NOT l.released AND l.expires_at > clock_timestamp() AS runs
         FROM {schema}.checkpoint AS c
@@ -159,7 +159,19 @@ const REMOVE: &str = "WITH advanced AS MATERIALIZED (
     dropped AS (
         DELETE FROM {schema}.dead_letter AS d USING at_work
         WHERE d.outbox = {outbox_text} AND d.consumer = $1 AND at_work.partition IS NULL
-        RETURNING 1)
+        RETURNING 1),
+    base AS (
+        DELETE FROM {schema}.wal_base AS b USING at_work
+        WHERE b.outbox = {outbox_text} AND b.consumer = $1 AND at_work.partition IS NULL),
+    after AS (
+        DELETE FROM {schema}.wal_after AS a USING at_work
+        WHERE a.outbox = {outbox_text} AND a.consumer = $1 AND at_work.partition IS NULL),
+    recovery AS (
+        DELETE FROM {schema}.wal_recovery AS r USING at_work
+        WHERE r.outbox = {outbox_text} AND r.consumer = $1 AND at_work.partition IS NULL),
+    seal AS (
+        DELETE FROM {schema}.wal_seal AS s USING at_work
+        WHERE s.outbox = {outbox_text} AND s.consumer = $1 AND at_work.partition IS NULL)
     SELECT at_work.partition,
         (SELECT count(*) FROM forgotten) + (SELECT count(*) FROM dropped)
     FROM at_work";
@@ -270,7 +282,7 @@ impl Checkpoints for PostgresStore {
             (&place.stamp, Type::INT8),
             (&is_time, Type::BOOL),
         ]);
-        let rows = self.query_under("move the checkpoint", lease, ADVANCE, &params).await?;
+        let rows = self.query_often_under("move the checkpoint", lease, ADVANCE, &params).await?;
         held(&rows, lease)?;
         if !rows[0].get::<_, bool>(1) {
             return Err(Error::fenced(format!(

@@ -1,24 +1,27 @@
 //! Stretches of the feed, read once for all partitions and kept for a moment.
 //!
-//! What lives here: reading a chunk, and the small cache by which the partitions' readers of one
-//! process share it: a tick costs one scan, not one for each partition. What does not: the choice
-//! of a partition's own records (`feed.rs`).
+//! What lives here: reading a chunk, the small cache by which the partitions' readers of one
+//! process share it (a tick costs one scan, not one for each partition), and reading one chunk
+//! ahead of them through a backlog. What does not: the choice of a partition's own records
+//! (`feed.rs`).
 //! Invariant: a chunk holds every record between its two places, in feed order; what it holds never
 //! changes, so that sharing it is only a matter of memory, which is bounded.
 
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex as StdMutex, PoisonError};
 use std::time::Duration;
 
 use postrider_core::{Entry, Error, Result, Timestamp, key_hash};
 use tokio::sync::Mutex;
+use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tokio_postgres::Row;
 use tokio_postgres::types::Type;
 
+use crate::Inner;
 use crate::connections::Connections;
 use crate::error::failed;
-use crate::names::Names;
 use crate::positions::Place;
 use crate::row::Decoder;
 use crate::world::WorldNumber;
@@ -31,6 +34,9 @@ const CHUNK_BYTES: i64 = 4 << 20;
 const KEPT_BYTES: usize = 32 << 20;
 /// Readers that share a chunk come within a moment; after it the memory is worth more.
 const KEPT_FOR: Duration = Duration::from_secs(2);
+/// Readers that come back for the next chunk within this time will do so before a chunk that was
+/// read ahead of them is forgotten.
+const AHEAD_WITHIN: Duration = Duration::from_secs(1);
 
 /// Reads on after a place, over as many ticks as fit. See the function's own comment.
 const READ: &str = "SELECT stamp, seq, generation, at_ms, id, key, topic, type, content_type,
@@ -77,9 +83,6 @@ impl Chunk {
     }
 
     fn of_rows(after: Place, rows: &[Row]) -> Result<Self> {
-        let place_of = |row: &Row| -> std::result::Result<Place, tokio_postgres::Error> {
-            Ok(Place { stamp: row.try_get(0)?, seq: row.try_get(1)? })
-        };
         let read = failed("read the feed");
         let mut chunk =
             Self { after, end: after, records: Vec::new(), ticks: Vec::new(), bytes: 0 };
@@ -114,12 +117,88 @@ impl Chunk {
     }
 }
 
+fn place_of(row: &Row) -> std::result::Result<Place, tokio_postgres::Error> {
+    Ok(Place { stamp: row.try_get(0)?, seq: row.try_get(1)? })
+}
+
+/// Where the next chunk begins, when these rows end within a tick: there is more of it, already
+/// committed.
+fn goes_on(rows: &[Row]) -> Option<Place> {
+    let end = place_of(rows.last()?).ok()?;
+    let opens = |row: &&Row| matches!(row.try_get::<_, Option<i32>>(2), Ok(Some(_)));
+    let tick = place_of(rows.iter().rfind(opens)?).ok()?;
+    (end != tick).then_some(end)
+}
+
+async fn read(inner: &Inner, place: Place) -> Result<Vec<Row>> {
+    let params: [crate::connections::Param<'_>; 4] = [
+        (&place.stamp, Type::INT8),
+        (&place.seq, Type::INT8),
+        (&CHUNK_RECORDS, Type::INT4),
+        (&CHUNK_BYTES, Type::INT8),
+    ];
+    inner.connections.query_often("read the feed", &inner.names.fill(READ), &params).await
+}
+
+/// From where a chunk is read, in which copy of the database, and how often all had been
+/// forgotten before that: what was read for one is of no use for another.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct ReadFrom {
+    place: Place,
+    world: WorldNumber,
+    cleared: u64,
+}
+
+/// What is known to whoever reads.
+#[derive(Default)]
+struct Reading {
+    /// Where the last chunk ended, and when it was read.
+    last: Option<(Place, Instant)>,
+    /// The chunk after it, being read; the task ends with this value.
+    ahead: Option<(ReadFrom, JoinSet<Result<Vec<Row>>>)>,
+}
+
+impl Reading {
+    /// What was read ahead from there a moment ago. A failure is not told: whoever reads again
+    /// meets it.
+    ///
+    /// # Cancellation
+    /// A dropped call leaves what was read to the next one.
+    async fn ahead(&mut self, from: ReadFrom) -> Option<Vec<Row>> {
+        let fresh = self.last.is_some_and(|(_, at)| at.elapsed() < KEPT_FOR);
+        let (_, task) = self.ahead.as_mut().filter(|(at, _)| fresh && *at == from)?;
+        let rows = task.join_next().await;
+        self.ahead = None;
+        rows?.ok()?.ok()
+    }
+
+    /// Begins to read the chunk after these rows, if there is one and the readers are that fast:
+    /// the server then works while they do.
+    fn go_on(&mut self, inner: &Arc<Inner>, from: ReadFrom, rows: &[Row]) {
+        let now = Instant::now();
+        let follows = self.last.is_some_and(|(end, at)| {
+            end == from.place && now.saturating_duration_since(at) < AHEAD_WITHIN
+        });
+        self.ahead = None;
+        let next = goes_on(rows);
+        self.last = next.map(|end| (end, now));
+        if let Some(place) = next.filter(|_| follows) {
+            let mut task = JoinSet::new();
+            let inner = Arc::clone(inner);
+            task.spawn(async move { read(&inner, place).await });
+            self.ahead = Some((ReadFrom { place, ..from }, task));
+        }
+    }
+}
+
 /// The chunks that readers may share, oldest first.
 pub(crate) struct Chunks {
     kept: StdMutex<VecDeque<(Instant, WorldNumber, Arc<Chunk>)>>,
     /// Held while one is read, so that readers at the same place wait for it instead of reading it
     /// as well.
-    reading: Mutex<()>,
+    reading: Mutex<Reading>,
+    /// How often all was forgotten.
+    cleared: AtomicU64,
     /// The end of the last tick that was read up to its end, with the copy of the database that has
     /// it.
     end: StdMutex<Option<(WorldNumber, Place)>>,
@@ -127,7 +206,12 @@ pub(crate) struct Chunks {
 
 impl Chunks {
     pub(crate) fn new() -> Self {
-        Self { kept: StdMutex::default(), reading: Mutex::new(()), end: StdMutex::default() }
+        Self {
+            kept: StdMutex::default(),
+            reading: Mutex::default(),
+            cleared: AtomicU64::new(0),
+            end: StdMutex::default(),
+        }
     }
 
     /// The chunk in which a reader at `place` goes on; one that ends there says that the place is
@@ -135,37 +219,33 @@ impl Chunks {
     ///
     /// A refusal of the place is `Permanent`, or `Fenced` when the copy of the database that
     /// answered before had given it.
-    pub(crate) async fn after(
-        &self,
-        connections: &Connections,
-        names: &Names,
-        place: Place,
-    ) -> Result<Arc<Chunk>> {
-        let world = connections.world();
+    pub(crate) async fn after(&self, inner: &Arc<Inner>, place: Place) -> Result<Arc<Chunk>> {
+        let world = inner.connections.world();
         if let Some(chunk) = self.find(world.number(), place) {
             return Ok(chunk);
         }
-        let _reading = self.reading.lock().await;
+        let mut reading = self.reading.lock().await;
         let number = world.number();
         if let Some(chunk) = self.find(number, place) {
             return Ok(chunk);
         }
-        let params: [crate::connections::Param<'_>; 4] = [
-            (&place.stamp, Type::INT8),
-            (&place.seq, Type::INT8),
-            (&CHUNK_RECORDS, Type::INT4),
-            (&CHUNK_BYTES, Type::INT8),
-        ];
-        let what = "read the feed";
-        let rows = connections.query(what, &names.fill(READ), &params).await;
-        let rows = rows.map_err(|error| world.judged(what, place.stamp, error))?;
+        let cleared = self.cleared.load(Ordering::SeqCst);
+        let from = ReadFrom { place, world: number, cleared };
+        let rows = match reading.ahead(from).await {
+            Some(rows) => rows,
+            None => {
+                let judged = |error| world.judged("read the feed", place.stamp, error);
+                read(inner, place).await.map_err(judged)?
+            }
+        };
+        reading.go_on(inner, from, &rows);
         let chunk = Arc::new(Chunk::of_rows(place, &rows)?);
         world.handed_out(chunk.end.stamp);
         if chunk.ticks.last().is_none_or(|(end, _)| *end == chunk.end) {
             *self.end.lock().unwrap_or_else(PoisonError::into_inner) = Some((number, chunk.end));
         }
         if chunk.end > place {
-            self.keep(number, Arc::clone(&chunk));
+            self.keep(from, Arc::clone(&chunk));
         }
         Ok(chunk)
     }
@@ -187,18 +267,23 @@ impl Chunks {
         found.map(|(_, _, chunk)| Arc::clone(chunk))
     }
 
-    fn keep(&self, world: WorldNumber, chunk: Arc<Chunk>) {
+    fn keep(&self, from: ReadFrom, chunk: Arc<Chunk>) {
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.cleared.load(Ordering::SeqCst) != from.cleared {
+            return;
+        }
         let mut bytes: usize = kept.iter().map(|(_, _, chunk)| chunk.bytes).sum();
         while bytes + chunk.bytes > KEPT_BYTES {
             let Some((_, _, oldest)) = kept.pop_front() else { break };
             bytes -= oldest.bytes;
         }
-        kept.push_back((Instant::now(), world, chunk));
+        kept.push_back((Instant::now(), from.world, chunk));
     }
 
     /// Forgets all: what was read lies below the horizon now, or belongs to another database.
     pub(crate) fn clear(&self) {
+        // First, so that a chunk that was read before is not kept after.
+        self.cleared.fetch_add(1, Ordering::SeqCst);
         self.kept.lock().unwrap_or_else(PoisonError::into_inner).clear();
         *self.end.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }

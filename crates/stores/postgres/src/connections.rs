@@ -2,8 +2,8 @@
 //!
 //! What lives here: the pool, and one statement or one transaction on it, also under a lease. What
 //! does not: any SQL but what bounds a transaction; how a connection is made (`server.rs`).
-//! Invariant: statements are unnamed and keep nothing in the session, so that a pooler in
-//! transaction mode may stand in between; a connection whose call was cut short is used again only
+//! Invariant: where a pooler in transaction mode may stand in between, statements are unnamed and
+//! keep nothing in the session; a connection whose call was cut short is used again only
 //! once it has answered; no call goes on from one copy of the database into another.
 
 use std::sync::{Arc, Mutex};
@@ -37,6 +37,13 @@ pub(crate) struct Connections {
     world: Arc<World>,
     timeout: Duration,
     observed: Mutex<Instant>,
+}
+
+/// How often a statement comes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Repeat {
+    Seldom,
+    Often,
 }
 
 /// Why a call has to be begun again on another connection.
@@ -87,6 +94,16 @@ impl Connections {
         }
         connection.unfinished = true;
         Ok(connection)
+    }
+
+    /// A connection of its own, outside the pool and its time-outs' care: for what lasts long.
+    pub(crate) async fn alone(&self) -> Result<Connection> {
+        deadpool::managed::Manager::create(self.pool.manager()).await
+    }
+
+    /// The servers that are asked.
+    pub(crate) fn servers(&self) -> &Servers {
+        self.pool.manager()
     }
 
     fn none(&self, place: &'static str, error: PoolError<Error>) -> Error {
@@ -146,7 +163,17 @@ impl Connections {
         sql: &str,
         params: &[Param<'_>],
     ) -> Result<Vec<Row>> {
-        self.ask(place, None, sql, params).await
+        self.ask(place, None, sql, params, Repeat::Seldom).await
+    }
+
+    /// [`Self::query`] for one that comes many times a second: the session keeps it prepared.
+    pub(crate) async fn query_often(
+        &self,
+        place: &'static str,
+        sql: &str,
+        params: &[Param<'_>],
+    ) -> Result<Vec<Row>> {
+        self.ask(place, None, sql, params, Repeat::Often).await
     }
 
     /// One statement on a connection of its own, by [`Servers::ask_plainly`].
@@ -165,7 +192,18 @@ impl Connections {
         sql: &str,
         params: &[Param<'_>],
     ) -> Result<Vec<Row>> {
-        self.ask(place, Some(lease), sql, params).await
+        self.ask(place, Some(lease), sql, params, Repeat::Seldom).await
+    }
+
+    /// [`Self::query_under`] for one that comes many times a second.
+    pub(crate) async fn query_often_under(
+        &self,
+        place: &'static str,
+        lease: &HeldLease,
+        sql: &str,
+        params: &[Param<'_>],
+    ) -> Result<Vec<Row>> {
+        self.ask(place, Some(lease), sql, params, Repeat::Often).await
     }
 
     async fn ask(
@@ -174,12 +212,14 @@ impl Connections {
         lease: Option<&HeldLease>,
         sql: &str,
         params: &[Param<'_>],
+        repeat: Repeat,
     ) -> Result<Vec<Row>> {
         let mut moved = false;
         loop {
             let connection = self.take(place, lease).await?;
             let within = self.timeout + GRACE;
-            let answer = timeout(within, self.statement(place, &connection, sql, params)).await;
+            let answer =
+                timeout(within, self.statement(place, &connection, sql, params, repeat)).await;
             match self.finished(place, connection, answer) {
                 Ok(rows) => return Ok(rows),
                 Err(Trouble::Moved) if !moved => moved = true,
@@ -199,10 +239,11 @@ impl Connections {
         connection: &Connection,
         sql: &str,
         params: &[Param<'_>],
+        repeat: Repeat,
     ) -> Result<Vec<Row>, Trouble> {
         let client = &connection.client;
-        let statement = client.query_typed(sql, params);
         let rows = if connection.pooled {
+            let statement = client.query_typed(sql, params);
             let begin = self.bounds("BEGIN ISOLATION LEVEL READ COMMITTED;", connection);
             // All are sent at once, in this order; after a failed one the others do nothing.
             let (begun, rows, committed) =
@@ -213,8 +254,10 @@ impl Connections {
                 (Ok(rows), Ok(())) => Ok(rows),
                 (Err(error), _) | (Ok(_), Err(error)) => Err(error),
             }
+        } else if repeat == Repeat::Often {
+            connection.prepared(sql, params).await
         } else {
-            statement.await
+            client.query_typed(sql, params).await
         };
         let rows = rows.map_err(|error| Trouble::Failed(failed(place)(error)))?;
         self.observe(client).await;

@@ -47,6 +47,8 @@ macro_rules! matches_filter {
 
 /// Locks the lease's row against a take-over. Letters are numbered in the order given. From its
 /// first letter on, the consumer is known and pins retention.
+///
+/// An event of the log has another place once it was read from the table: it is known by its id.
 const PARK: &str = concat!(
     "WITH ",
     fence!(),
@@ -65,6 +67,9 @@ const PARK: &str = concat!(
                 $16::text[], $17::text[], $18::bytea[])
             WITH ORDINALITY AS n (position, state, reason, attempts, appended_ms, malformed, id,
                 key, topic, type, content_type, headers, payload, place)
+        WHERE NOT ($2 = 'wal' AND EXISTS (SELECT FROM {schema}.dead_letter AS d
+            WHERE d.outbox = {outbox_text} AND d.consumer = $5 AND d.partition = 'wal'
+                AND d.id = n.id))
         ORDER BY n.place
         ON CONFLICT (outbox, consumer, partition, position) DO NOTHING
         RETURNING 1)

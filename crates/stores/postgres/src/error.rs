@@ -6,6 +6,7 @@
 //! into its own language. No text holds the URL, and none the row that a constraint refused.
 
 use std::error::Error as StdError;
+use std::fmt;
 use std::io;
 
 use postrider_core::{Error, ErrorKind};
@@ -20,6 +21,14 @@ pub(crate) const NAMES_NOTHING: &str = "PR002";
 const BELOW_HORIZON: &str = "PR003";
 /// The outbox's sequence was set back.
 const SET_BACK: &str = "PR006";
+
+/// What a login that can't be done calls for.
+pub(crate) const LOGIN_AS_ASKED: &str = "the login can't be done as asked: the server wants a \
+    password and the url has none, or it lacks what the url demands";
+
+/// What a server without TLS calls for.
+pub(crate) const NO_TLS: &str =
+    "the server offers no TLS; turn its `ssl` on, or allow plain text by sslmode=disable";
 
 /// The kind of a SQLSTATE, and what a person should do about it.
 fn classify(code: &str) -> (ErrorKind, &'static str) {
@@ -163,8 +172,74 @@ pub(crate) fn connect_error(name: &str, error: tokio_postgres::Error) -> Error {
     Error::new(kind, format!("{place}: {remedy}")).with_source(error)
 }
 
+/// [`connect_error`] for a connection that the driver does not make.
+pub(crate) fn connect_io_error(name: &str, error: io::Error) -> Error {
+    let (kind, remedy) = before_the_server(&error);
+    Error::new(kind, format!("connect to {name}: {remedy}")).with_source(error)
+}
+
+/// What a server says on a connection that the driver does not make.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct ServerError {
+    /// The SQLSTATE.
+    pub(crate) code: String,
+    /// In the server's language.
+    pub(crate) message: String,
+    pub(crate) detail: Option<String>,
+    pub(crate) hint: Option<String>,
+}
+
+impl fmt::Display for ServerError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} (SQLSTATE {})", self.message, self.code)?;
+        let more = [("DETAIL", &self.detail), ("HINT", &self.hint)];
+        more.iter().try_for_each(|(what, text)| match text {
+            Some(text) => write!(f, "; {what}: {text}"),
+            None => Ok(()),
+        })
+    }
+}
+
+impl StdError for ServerError {}
+
+/// Turns what a server says to replication into a reaction; `place` is a verb and an object.
+pub(crate) fn replication_error(place: &str, error: ServerError) -> Error {
+    let code = error.code.as_str();
+    if is_refusal(code) {
+        return compose(place, code, &error.message, None);
+    }
+    let composed = match remedy_of_replication(code) {
+        Some(remedy) => Error::new(classify(code).0, format!("{place}: {remedy}")),
+        None => compose(place, code, &error.message, None),
+    };
+    composed.with_source(error)
+}
+
+/// Where a code means something else to replication than to a statement.
+fn remedy_of_replication(code: &str) -> Option<&'static str> {
+    Some(match code {
+        "42501" => "the role lacks a privilege; replication needs `ALTER ROLE … REPLICATION`",
+        "42704" => "there is no slot, or no publication, of that name",
+        "42710" => "a slot of that name is there already",
+        "53300" => {
+            "the server has no connection left for replication; raise its max_wal_senders or \
+             max_connections (or the role's limit)"
+        }
+        "53400" => {
+            "all replication slots of the server are in use; drop one that nobody needs, or raise \
+             max_replication_slots"
+        }
+        "55000" => {
+            "the server can't stream from this slot: the log that it needs may be gone, wal_level \
+             be below logical, or the slot be of another kind or database"
+        }
+        "55006" => "another session reads from the slot; end it, or wait until the server does",
+        _ => return None,
+    })
+}
+
 /// What goes wrong before the server speaks.
-fn before_the_server(error: &tokio_postgres::Error) -> (ErrorKind, &'static str) {
+fn before_the_server(error: &(dyn StdError + 'static)) -> (ErrorKind, &'static str) {
     use ErrorKind::{Permanent, Transient};
     let mut cause: Option<&(dyn StdError + 'static)> = Some(error);
     while let Some(inner) = cause {
@@ -177,17 +252,10 @@ fn before_the_server(error: &tokio_postgres::Error) -> (ErrorKind, &'static str)
     // The driver has no code for these; its texts are its own and in English.
     let text = error.to_string();
     if text == "error performing TLS handshake" {
-        return (
-            Permanent,
-            "the server offers no TLS; turn its `ssl` on, or allow plain text by sslmode=disable",
-        );
+        return (Permanent, NO_TLS);
     }
     if text == "authentication error" || text == "invalid configuration" {
-        return (
-            Permanent,
-            "the login can't be done as asked: the server wants a password and the url has none, \
-             or it lacks what the url demands",
-        );
+        return (Permanent, LOGIN_AS_ASKED);
     }
     (Transient, "the connection failed; try again")
 }
@@ -269,6 +337,10 @@ pub(crate) fn breaks_all_connections(error: &tokio_postgres::Error) -> bool {
 
 /// The driver's error below one of ours.
 pub(crate) fn driver_error(error: &Error) -> Option<&tokio_postgres::Error> {
+    cause_of(error)
+}
+
+fn cause_of<T: StdError + 'static>(error: &Error) -> Option<&T> {
     let mut cause = error.source();
     while let Some(inner) = cause {
         if let Some(found) = inner.downcast_ref() {
@@ -281,7 +353,8 @@ pub(crate) fn driver_error(error: &Error) -> Option<&tokio_postgres::Error> {
 
 /// The SQLSTATE below one of our errors.
 pub(crate) fn code_of(error: &Error) -> Option<&str> {
-    driver_error(error).and_then(tokio_postgres::Error::code).map(SqlState::code)
+    let of_driver = driver_error(error).and_then(tokio_postgres::Error::code).map(SqlState::code);
+    of_driver.or_else(|| cause_of::<ServerError>(error).map(|error| error.code.as_str()))
 }
 
 /// What the caller's own transaction, or the values, have brought about. Nothing of the server's

@@ -103,7 +103,7 @@ impl PostgresStore {
         ))
     }
 
-    async fn look(&self) -> Result<i64> {
+    pub(crate) async fn look(&self) -> Result<i64> {
         self.inner.head.look(&self.inner.connections, &self.inner.names).await
     }
 
@@ -156,7 +156,7 @@ impl Feed for PostgresStore {
             {
                 break;
             }
-            let chunk = inner.chunks.after(&inner.connections, &inner.names, page.at).await?;
+            let chunk = inner.chunks.after(&self.inner, page.at).await?;
             match page.scan(&chunk, &partition) {
                 Scan::Full => break,
                 Scan::Ended => {

@@ -6,10 +6,12 @@
 //! are committed before anybody hears of them.
 
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::sync::{Mutex as StdMutex, PoisonError};
 use std::time::Duration;
 
 use postrider_core::{Error, Result};
 use tokio::sync::{Mutex, Notify, watch};
+use tokio::time::Instant;
 use tokio_postgres::types::Type;
 
 use crate::connections::Connections;
@@ -27,7 +29,10 @@ const MAX_BUSY_LOOKS: u32 = 3_000;
 const TICK: &str = "SELECT newest, outcome, wait_ms FROM {schema}.{outbox_tick}($1)";
 
 pub(crate) struct Head {
+    interval: Duration,
     interval_ms: i32,
+    /// When this process was told of the last tick that it made.
+    made: StdMutex<Option<Instant>>,
     /// The newest tick that this process knows to be committed, and the copy of the database that
     /// has it.
     newest: watch::Sender<(WorldNumber, i64)>,
@@ -46,6 +51,8 @@ pub(crate) struct Head {
 impl Head {
     pub(crate) fn new(interval: Duration) -> Self {
         Self {
+            interval,
+            made: StdMutex::default(),
             interval_ms: i32::try_from(interval.as_millis()).unwrap_or(i32::MAX),
             newest: watch::Sender::new((WorldNumber::default(), 0)),
             begun: AtomicU64::new(0),
@@ -105,13 +112,23 @@ impl Head {
 
     async fn tick(&self, connections: &Connections, names: &Names) -> Result<i64> {
         let sql = names.fill(TICK);
+        // Before that the server would only answer that it is too early.
+        let made = *self.made.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(due) = made.and_then(|made| made.checked_add(self.interval)) {
+            tokio::time::sleep_until(due).await;
+        }
         for _ in 0..MAX_BUSY_LOOKS {
             let params: [crate::connections::Param<'_>; 1] = [(&self.interval_ms, Type::INT4)];
-            let rows = connections.query("make a tick", &sql, &params).await?;
+            let rows = connections.query_often("make a tick", &sql, &params).await?;
             let Some(row) = rows.first() else { break };
             let (newest, outcome, wait_ms): (i64, &str, i32) = (row.get(0), row.get(1), row.get(2));
             match outcome {
-                "made" | "quiet" => return Ok(newest),
+                "made" => {
+                    *self.made.lock().unwrap_or_else(PoisonError::into_inner) =
+                        Some(Instant::now());
+                    return Ok(newest);
+                }
+                "quiet" => return Ok(newest),
                 "early" => {
                     let wait_ms = u64::try_from(wait_ms).unwrap_or(1);
                     tokio::time::sleep(Duration::from_millis(wait_ms)).await;

@@ -30,6 +30,7 @@ mod row;
 mod server;
 mod tls;
 mod transactions;
+mod wal;
 mod world;
 
 use std::sync::Arc;
@@ -45,9 +46,28 @@ pub use error::postgres_error;
 pub use inbox::{Handled, InboxOptions, PostgresInbox};
 pub use migrate::{SCHEMA_VERSION, schema_sql};
 pub use tokio_postgres;
+pub use wal::{
+    MAX_SLOT_NAME_BYTES, MirrorReport, MirroredConsumer, PostgresWal, Recover, SlotStanding,
+    WalAdvice, WalConsumer, WalCounts, WalOptions, WalReport, wal_schema_sql,
+};
 
 use connections::Connections;
 use names::Names;
+
+/// The decoders of bytes from a server, for `cargo xtask fuzz`: no part of the interface.
+#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
+pub mod fuzzing {
+    /// One message of `pgoutput`.
+    pub fn pgoutput(bytes: &[u8]) {
+        crate::wal::fuzzing::pgoutput(bytes);
+    }
+
+    /// A stream of the server's messages.
+    pub fn frames(bytes: &[u8]) {
+        crate::wal::fuzzing::frames(bytes);
+    }
+}
 
 /// One outbox of a database. Cloning shares its connections.
 #[derive(Clone)]

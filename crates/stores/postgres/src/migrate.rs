@@ -21,7 +21,10 @@ const OF_SCHEMA: &[&str] = &[
     include_str!("../migrations/0002_serialised_writers.sql"),
     include_str!("../migrations/0002_adopted_table.sql"),
     include_str!("../migrations/0002_any_table.sql"),
+    include_str!("../migrations/0002_emit.sql"),
     include_str!("../migrations/0002_roles.sql"),
+    include_str!("../migrations/0004_wal.sql"),
+    include_str!("../migrations/0005_wal_seal.sql"),
 ];
 
 /// What each outbox has. In order; a version is the place in this list, from 1.

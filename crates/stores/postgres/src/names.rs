@@ -115,6 +115,8 @@ impl Names {
             "schema_text" => literal(&self.schema),
             "schema_ident_text" => literal(&schema),
             "outbox_text" => literal(&self.outbox),
+            // The outbox itself, for a cast to regclass.
+            "outbox_table_text" => literal(&format!("{schema}.{}", identifier(&self.outbox))),
             "outbox_ident_text" => literal(&identifier(&self.outbox)),
             "payload" => (if json { "json" } else { "bytea" }).to_owned(),
             "payload_type_text" => literal(if json { "json" } else { "bytea" }),

@@ -5,6 +5,7 @@
 //! Invariant: what cannot be read becomes `Malformed` with the bytes as found, never an error that
 //! would stop the feed.
 
+use std::borrow::Cow;
 use std::collections::HashSet;
 use std::fmt;
 
@@ -13,8 +14,9 @@ use postrider_core::{
     ContentType, Entry, Error, EventId, EventType, Headers, Key, Malformed, NewEvent, Position,
     Record, Result, Timestamp, Topic,
 };
-use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
+use serde::de::{Deserialize, Deserializer, Error as _, MapAccess, Visitor};
 use serde::ser::Serializer as _;
+use serde_json::value::RawValue;
 use tokio_postgres::Row;
 use uuid::Uuid;
 
@@ -49,8 +51,15 @@ impl<'de> Visitor<'de> for HeaderVisitor {
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> std::result::Result<Headers, A::Error> {
         let mut headers = Headers::new();
-        while let Some((name, value)) = map.next_entry::<String, String>()? {
-            headers.insert(&name, &value).map_err(serde::de::Error::custom)?;
+        while let Some((name, value)) = map.next_entry::<String, &RawValue>()? {
+            // An application's table may have other values: they count as their JSON.
+            let value = match value.get().as_bytes().first() {
+                Some(b'"' | b'n') => {
+                    Cow::Owned(serde_json::from_str(value.get()).map_err(A::Error::custom)?)
+                }
+                _ => Cow::Borrowed(value.get()),
+            };
+            headers.insert(&name, &value).map_err(A::Error::custom)?;
         }
         Ok(headers)
     }
@@ -69,14 +78,15 @@ const MAX_SHARED: usize = 256;
 
 /// The columns of an event, in the order of every statement that reads one: `id, key, topic, type,
 /// content_type, headers, payload`. `id`, `headers` and, when unreadable, any other may be NULL.
-struct Columns<'a> {
-    id: Option<Uuid>,
-    key: Option<&'a str>,
-    topic: Option<&'a str>,
-    event_type: Option<&'a str>,
-    content_type: Option<&'a str>,
-    headers: Option<&'a str>,
-    payload: Option<&'a [u8]>,
+#[derive(Default)]
+pub(crate) struct Columns<'a> {
+    pub(crate) id: Option<Uuid>,
+    pub(crate) key: Option<&'a str>,
+    pub(crate) topic: Option<&'a str>,
+    pub(crate) event_type: Option<&'a str>,
+    pub(crate) content_type: Option<&'a str>,
+    pub(crate) headers: Option<&'a str>,
+    pub(crate) payload: Option<&'a [u8]>,
 }
 
 impl<'a> Columns<'a> {
@@ -106,21 +116,30 @@ impl Decoder {
         position: Position,
         appended_at: Timestamp,
     ) -> std::result::Result<Entry, tokio_postgres::Error> {
-        let columns = Columns::read(row, first)?;
+        Ok(self.entry_of(&Columns::read(row, first)?, position, appended_at))
+    }
+
+    /// The event that the columns hold, or what of it could be read.
+    pub(crate) fn entry_of(
+        &mut self,
+        columns: &Columns<'_>,
+        position: Position,
+        appended_at: Timestamp,
+    ) -> Entry {
         let raw = Bytes::copy_from_slice(columns.payload.unwrap_or_default());
         let key = given("key", columns.key).and_then(Key::new);
         let (key, why) = match key {
-            Ok(key) => match self.event(&columns, key.clone(), raw.clone()) {
+            Ok(key) => match self.event(columns, key.clone(), raw.clone()) {
                 Ok((id, new)) => {
                     let event = new.identified(|| id);
-                    return Ok(Entry::Record(Record { position, appended_at, event }));
+                    return Entry::Record(Record { position, appended_at, event });
                 }
                 Err(why) => (Some(key), why),
             },
             Err(why) => (None, why),
         };
         let reason = why.chain();
-        Ok(Entry::Malformed(Malformed { position, appended_at, key, reason, raw }))
+        Entry::Malformed(Malformed { position, appended_at, key, reason, raw })
     }
 
     fn event(

@@ -5,22 +5,26 @@
 //! Invariant: a connection is used again only while it is whole: not cut short, not of a server
 //! that has been replaced, and not older than the last sign that its like are dead.
 
-use std::sync::Arc;
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use deadpool::managed::{Metrics, RecycleResult};
+use futures_util::future::BoxFuture;
 use postrider_core::{Error, ErrorKind, Result};
+use rustls::ClientConfig;
 use tokio::task::JoinSet;
 use tokio_postgres::error::SqlState;
-use tokio_postgres::types::FromSql;
-use tokio_postgres::{Client, Row};
+use tokio_postgres::types::{FromSql, ToSql, Type};
+use tokio_postgres::{Client, Row, Statement};
 use tokio_postgres_rustls::MakeRustlsConnect;
 
 use crate::address::{Address, Place};
 use crate::config::PostgresOptions;
+use crate::connections::Param;
 use crate::error::{connect_error, failed};
-use crate::tls::{self, TlsMode};
+use crate::tls::{self, TlsFiles, TlsMode};
 use crate::world::{Sighting, World, WorldNumber};
 
 /// Which copy of which cluster answers, how far its log is written, whether it takes writes, and
@@ -55,11 +59,66 @@ pub(crate) struct Connection {
     pub(crate) pooled: bool,
     /// A call was given up before its answer came.
     pub(crate) unfinished: bool,
+    /// What the session keeps prepared, by its text: a handful of statements.
+    kept: Mutex<HashMap<String, Statement>>,
+}
+
+impl Connection {
+    /// One statement that the session keeps prepared from its first time on, which costs a round
+    /// trip more. For sessions of this process alone.
+    pub(crate) async fn prepared(
+        &self,
+        sql: &str,
+        params: &[Param<'_>],
+    ) -> std::result::Result<Vec<Row>, tokio_postgres::Error> {
+        let known = self.kept().get(sql).cloned();
+        let statement = match known {
+            Some(statement) => statement,
+            None => {
+                let types: Vec<Type> = params.iter().map(|(_, of)| of.clone()).collect();
+                let statement = self.client.prepare_typed(sql, &types).await?;
+                self.kept().insert(sql.to_owned(), statement.clone());
+                statement
+            }
+        };
+        let values: Vec<&(dyn ToSql + Sync)> = params.iter().map(|(value, _)| *value).collect();
+        match self.client.query(&statement, &values).await {
+            // Somebody removed it from the session, or changed what it returns. Nothing was done.
+            Err(error) if error.code().is_some_and(|code| LOST.contains(code)) => {
+                self.kept().remove(sql);
+                self.client.query_typed(sql, params).await
+            }
+            answer => answer,
+        }
+    }
+
+    fn kept(&self) -> MutexGuard<'_, HashMap<String, Statement>> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What a server says to a prepared statement that is not what it was.
+const LOST: [SqlState; 2] = [SqlState::INVALID_SQL_STATEMENT_NAME, SqlState::FEATURE_NOT_SUPPORTED];
+
+/// One server that may be asked.
+pub(crate) struct Host {
+    pub(crate) place: Place,
+    pub(crate) tls: Arc<ClientConfig>,
+    /// The same TLS for the driver.
+    driver: MakeRustlsConnect,
+}
+
+impl Host {
+    fn new(place: Place, files: &TlsFiles) -> Result<Self> {
+        let tls = tls::settings(place.tls, files)?;
+        let driver = MakeRustlsConnect::new(tls.clone());
+        Ok(Self { place, tls: Arc::new(tls), driver })
+    }
 }
 
 /// The servers that may be asked, and how.
 pub(crate) struct Servers {
-    places: Vec<(Place, MakeRustlsConnect)>,
+    hosts: Vec<Host>,
     writable: bool,
     connect_timeout: Duration,
     statement_timeout_ms: u64,
@@ -74,7 +133,7 @@ pub(crate) struct Servers {
 impl Servers {
     pub(crate) fn new(options: &PostgresOptions, world: Arc<World>) -> Result<Self> {
         let Address { places, writable, connect_timeout, files } = options.address()?;
-        let with_tls = |place: Place| tls::connector(place.tls, &files).map(|tls| (place, tls));
+        let with_tls = |place: Place| Host::new(place, &files);
         let milliseconds = options.statement_timeout.as_millis();
         // The server ends what a client that vanished has left: an idle transaction by its
         // time-out, a waiting statement within a second, a dead connection by TCP's own means.
@@ -87,7 +146,7 @@ impl Servers {
              -c default_transaction_isolation=read\\ committed -c jit=off"
         );
         Ok(Self {
-            places: places.into_iter().map(with_tls).collect::<Result<_>>()?,
+            hosts: places.into_iter().map(with_tls).collect::<Result<_>>()?,
             writable,
             connect_timeout: connect_timeout.unwrap_or(options.connect_timeout),
             statement_timeout_ms: u64::try_from(milliseconds).unwrap_or(u64::MAX),
@@ -148,40 +207,66 @@ impl Servers {
             rows.first().ok_or_else(|| Error::corrupt("the server says nothing of itself"))?;
         let sighting = sighting(row)?;
         if self.writable && !column::<bool>(row, 3)? {
-            return Err(Error::transient(format!(
-                "connect to {}: the server is read-only (a standby); wait for the fail-over, or \
-                 name the primary",
-                place.name
-            )));
+            return Err(read_only(place));
         }
         let timeout: i64 = column(row, 4)?;
         let pooled = refused || u64::try_from(timeout) != Ok(self.statement_timeout_ms);
         let world = self.world.met(before, sighting);
-        Ok(Connection { client, _wire: task, world, sighting, era, pooled, unfinished: false })
+        let (unfinished, kept) = (false, Mutex::default());
+        Ok(Connection { client, _wire: task, world, sighting, era, pooled, unfinished, kept })
     }
 
     async fn connect_in_time(&self, place: &Place, tls: &MakeRustlsConnect) -> Result<Connection> {
         let connect = self.connect(place, tls);
-        tokio::time::timeout(self.connect_timeout, connect).await.unwrap_or_else(|_| {
-            let tls = match place.tls {
-                TlsMode::Disable => "",
-                TlsMode::Require | TlsMode::VerifyCa | TlsMode::VerifyFull => " and TLS",
-            };
-            Err(Error::transient(format!(
-                "connect to {}: no answer in time; look at the server{tls}, and at a firewall in \
-                 between",
-                place.name
-            )))
-        })
+        let connected = tokio::time::timeout(self.connect_timeout, connect).await;
+        connected.unwrap_or_else(|_| Err(no_answer(place)))
     }
 }
 
+fn no_answer(place: &Place) -> Error {
+    let tls = match place.tls {
+        TlsMode::Disable => "",
+        TlsMode::Require | TlsMode::VerifyCa | TlsMode::VerifyFull => " and TLS",
+    };
+    Error::transient(format!(
+        "connect to {}: no answer in time; look at the server{tls}, and at a firewall in between",
+        place.name
+    ))
+}
+
+fn read_only(place: &Place) -> Error {
+    Error::transient(format!(
+        "connect to {}: the server is read-only (a standby); wait for the fail-over, or name the \
+         primary",
+        place.name
+    ))
+}
+
 impl Servers {
+    /// What `connect` makes of the first host that lets it, each within the time for connecting.
+    /// `connect` also says whether the server takes writes; one that does not is passed over unless
+    /// the address allows it.
+    pub(crate) async fn first<'a, T>(
+        &'a self,
+        connect: impl Fn(&'a Host) -> BoxFuture<'a, Result<(T, bool)>>,
+    ) -> Result<T> {
+        let mut errors: Vec<Error> = Vec::new();
+        for host in &self.hosts {
+            match tokio::time::timeout(self.connect_timeout, connect(host)).await {
+                Ok(Ok((_, false))) if self.writable => errors.push(read_only(&host.place)),
+                Ok(Ok((made, _))) => return Ok(made),
+                Ok(Err(error)) => errors.push(error),
+                Err(_) => errors.push(no_answer(&host.place)),
+            }
+        }
+        Err(of_all(errors))
+    }
+
     /// The rows of one statement on a connection of its own that asks for no settings, so that the
     /// server's own can be seen.
     pub(crate) async fn ask_plainly(&self, what: &'static str, sql: &str) -> Result<Vec<Row>> {
         let mut errors: Vec<Error> = Vec::new();
-        for (place, tls) in &self.places {
+        for Host { place, driver: tls, .. } in &self.hosts {
             let ask = async {
                 let connected = place.config.connect(tls.clone()).await;
                 let (client, wire) = connected.map_err(|e| connect_error(&place.name, e))?;
@@ -208,7 +293,7 @@ impl deadpool::managed::Manager for Servers {
 
     async fn create(&self) -> Result<Connection> {
         let mut errors: Vec<Error> = Vec::new();
-        for (place, tls) in &self.places {
+        for Host { place, driver: tls, .. } in &self.hosts {
             match self.connect_in_time(place, tls).await {
                 Ok(connection) => return Ok(connection),
                 Err(error) => errors.push(error),

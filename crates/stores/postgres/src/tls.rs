@@ -17,7 +17,6 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 use rustls::{
     CertificateError, ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme,
 };
-use tokio_postgres_rustls::MakeRustlsConnect;
 
 /// How a server's certificate is looked at.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -60,8 +59,12 @@ pub(crate) struct TlsFiles {
     pub(crate) key: Option<PathBuf>,
 }
 
-/// What makes connections of this mode. Reads the files.
-pub(crate) fn connector(mode: TlsMode, files: &TlsFiles) -> Result<MakeRustlsConnect> {
+/// The name of PostgreSQL's protocol. A server that is greeted by TLS at once
+/// (`sslnegotiation=direct`) demands it; others take no notice.
+const PROTOCOL: &[u8] = b"postgresql";
+
+/// The settings of connections of this mode. Reads the files.
+pub(crate) fn settings(mode: TlsMode, files: &TlsFiles) -> Result<ClientConfig> {
     let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
     let builder = ClientConfig::builder_with_provider(Arc::clone(&provider))
         .with_safe_default_protocol_versions()
@@ -83,7 +86,7 @@ pub(crate) fn connector(mode: TlsMode, files: &TlsFiles) -> Result<MakeRustlsCon
             builder.dangerous().with_custom_certificate_verifier(Arc::new(any))
         }
     };
-    let config = match (&files.certificate, &files.key) {
+    let mut config = match (&files.certificate, &files.key) {
         (Some(certificate), Some(key)) if mode != TlsMode::Disable => {
             let chain = certificates("sslcert", certificate)?;
             let key_der = PrivateKeyDer::from_pem_file(key).map_err(|error| {
@@ -96,7 +99,8 @@ pub(crate) fn connector(mode: TlsMode, files: &TlsFiles) -> Result<MakeRustlsCon
         }
         (Some(_) | None, Some(_) | None) => builder.with_no_client_auth(),
     };
-    Ok(MakeRustlsConnect::new(config))
+    config.alpn_protocols = vec![PROTOCOL.to_vec()];
+    Ok(config)
 }
 
 fn roots(files: &TlsFiles) -> Result<RootCertStore> {

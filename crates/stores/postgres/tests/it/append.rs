@@ -263,6 +263,8 @@ async fn large_batches_go_in_parts(version: Version) {
     }
 }
 
+const V7: (usize, uuid::Variant) = (7, uuid::Variant::RFC4122);
+
 async fn sql_overloads_and_defaults(version: Version) {
     let world = World::new(version, 1).await;
     let client = world.session().await;
@@ -304,6 +306,13 @@ async fn sql_overloads_and_defaults(version: Version) {
         ]
     );
     assert_eq!(records[6].event.id().to_string(), id);
+    let now = std::time::UNIX_EPOCH.elapsed().expect("after 1970").as_millis();
+    for record in records.iter().filter(|record| record.event.id().to_string() != id) {
+        let made = record.event.id();
+        assert_eq!((made.as_uuid().get_version_num(), made.as_uuid().get_variant()), V7);
+        let ms = made.as_uuid().as_u128() >> 80;
+        assert!(now.abs_diff(ms) < 60_000, "{made} does not begin with the time");
+    }
     assert_eq!(records[6].event.headers().get("a"), Some("b"));
     // Another outbox has its functions under its own name only.
     let options = PostgresOptions::new(world.database.url()).outbox("orders").partitions(1);
@@ -321,26 +330,32 @@ async fn a_refused_value_reads_as_a_sentence(version: Version) {
         format!("INSERT INTO postrider.outbox ({columns}) VALUES ({values})")
     };
     let plain = "key, topic, type, payload";
+    let key = "key must have 1 to 1024 bytes and no control character";
     for (sql, says) in [
-        (insert(plain, "'', 't', 'T', ''"), "key is empty; give it at least one character"),
-        (insert(plain, "NULL, 't', 'T', 'secret'"), "key is NULL; give it a value"),
-        (insert("topic, type, payload", "'t', 'T', 'secret'"), "key is NULL; give it a value"),
-        (insert(plain, "'k', NULL, 'T', 'secret'"), "topic is NULL; give it a value"),
-        (insert(plain, "'k', 't', NULL, 'secret'"), "type is NULL; give it a value"),
-        (insert(plain, "'k', 't', 'T', NULL"), "payload is NULL; give it a value"),
+        (insert(plain, "'', 't', 'T', ''"), key),
+        (insert(plain, "NULL, 't', 'T', 'secret'"), "event_key does not allow null values"),
+        (insert("topic, type, payload", "'t', 'T', 'secret'"), "event_key does not allow null"),
+        (insert(plain, "'k', NULL, 'T', 'secret'"), "event_topic does not allow null values"),
+        (insert(plain, "'k', 't', NULL, 'secret'"), "event_type does not allow null values"),
+        (insert(plain, "'k', 't', 'T', NULL"), "event_bytea does not allow null values"),
         (
             "SELECT postrider.append('k', 't', 'T', 'secret', content_type => NULL)".to_owned(),
-            "content type is NULL; give it a value",
+            "event_content_type does not allow null values",
         ),
-        (insert(plain, "repeat('é', 513), 't', 'T', ''"), "key has 1026 bytes; 1024 are allowed"),
+        (insert(plain, "repeat('é', 513), 't', 'T', ''"), key),
+        ("SELECT postrider.append(repeat('é', 513), 't', 'T', 'secret')".to_owned(), key),
         (
             insert(plain, "'k', E't\\u0085', 'T', ''"),
-            "topic has a control character at character 2",
+            "topic must have 1 to 255 bytes and no control character",
         ),
-        (insert(plain, "'k', 't', repeat('T', 256), ''"), "type has 256 bytes; 255 are allowed"),
+        (insert(plain, "E'k\\n', 't', 'T', ''"), key),
+        (
+            insert(plain, "'k', 't', repeat('T', 256), ''"),
+            "type must have 1 to 255 bytes and no control character",
+        ),
         (
             insert(&format!("{plain}, content_type"), "'k', 't', 'T', '', ''"),
-            "content type is empty",
+            "content type must have 1 to 255 bytes",
         ),
         (
             insert(&format!("{plain}, headers"), "'k', 't', 'T', '', '{\"a b\":\"c\"}'"),
@@ -352,7 +367,7 @@ async fn a_refused_value_reads_as_a_sentence(version: Version) {
         ),
         (
             insert(plain, "'k', 't', 'T', convert_to(repeat('x', 16777217), 'UTF8')"),
-            "payload has 16777217 bytes; 16777216 are allowed: store the content elsewhere",
+            "payload has more than 16777216 bytes: send a reference instead",
         ),
     ] {
         let error = client.batch_execute(&sql).await.expect_err("refused");

@@ -75,7 +75,8 @@ async fn a_late_transaction_costs_one_look_up_after_a_bulk_load(version: Version
     append(&client, "before").await;
     tick(&client).await;
     idle.batch_execute("COMMIT").await.expect("commit");
-    let looked = buffers(&client, TICK).await;
+    let looked = least(&client, TICK, 3).await;
+    assert!(looked < 1_000, "looked at {looked} buffers");
     append(&client, "after").await;
     tick(&client).await;
     let last = "SELECT stamp, seq_hi FROM postrider.outbox_tick
@@ -83,10 +84,21 @@ async fn a_late_transaction_costs_one_look_up_after_a_bulk_load(version: Version
     let row = client.query_one(last, &[]).await.expect("a tick");
     let (stamp, seq): (i64, i64) = (row.get(0), row.get(1));
     let read = format!("SELECT * FROM postrider.outbox_read({stamp}, {seq}, 4096, 4194304)");
-    for _ in 0..7 {
-        let read = buffers(&client, &read).await;
-        assert!(looked < 1_000 && read < 1_000, "looked at {looked}, read {read} buffers");
+    // Five times a plan of its own is made for each call, then one for all.
+    for calls in [5, 2] {
+        let read = least(&client, &read, calls).await;
+        assert!(read < 1_000, "read {read} buffers");
     }
+}
+
+/// The fewest of some calls: a session's first one looks all segments up in the catalog, which
+/// takes as many buffers as the table has, and so does one after many tables changed elsewhere.
+async fn least(client: &tokio_postgres::Client, sql: &str, calls: u32) -> u64 {
+    let mut fewest = u64::MAX;
+    for _ in 0..calls {
+        fewest = fewest.min(buffers(client, sql).await);
+    }
+    fewest
 }
 
 /// A dump of a copy of this cluster has its system identifier, and ticks whose ids are ahead of the
@@ -216,9 +228,9 @@ async fn an_anchor_is_read_without_reading_what_was_settled(version: Version) {
     append(&client, "new").await;
     tick(&client).await;
     let read = format!("FROM postrider.outbox_read({stamp}, {seq}, 4096, 4194304)");
-    for _ in 0..7 {
-        let touched = buffers(&client, &format!("SELECT * {read}")).await;
-        assert!(touched < 1_000, "{touched} buffers");
+    for calls in [5, 2] {
+        let touched = least(&client, &format!("SELECT * {read}"), calls).await;
+        assert!(touched < 500, "{touched} buffers");
     }
     let texts = format!("SELECT string_agg(convert_from(payload, 'UTF8'), ' ') {read}");
     assert_eq!(one::<String>(&client, &texts).await, "late new");
