@@ -1,12 +1,14 @@
 //! Benchmarks of Postrider: `cargo xtask bench NAME`.
 //!
 //! What lives here: the command line. What does not: how figures are judged (`figure.rs`) and what
-//! is measured (`relay/`, `postgres/`).
+//! is measured (`relay/`, `postgres/`, `wal/`, `servicebus.rs`).
 //! Invariant: a goal is judged on a median, and a ratio's baseline is taken in the same run.
 
 mod figure;
 mod postgres;
 mod relay;
+mod servicebus;
+mod wal;
 mod world;
 
 use anyhow::Result;
@@ -49,6 +51,12 @@ enum Bench {
     /// PostgreSQL, on a server that the benchmark starts: draining, latency, rest, the cost to
     /// writers, long transactions, ticks, pruning.
     PostgresFeed(postgres::Args),
+    /// PostgreSQL's write-ahead log as a source: draining against pg_recvlogical, latency, start,
+    /// recovery without the slot, one large transaction, memory.
+    PostgresWal(wal::Args),
+    /// Azure Service Bus as a sink, against the emulator: batches by session against one message
+    /// awaited after another, and with latency added.
+    Servicebus,
     /// Part of `relay`: drains a database and prints its own peak memory.
     #[command(hide = true)]
     Drain {
@@ -59,6 +67,9 @@ enum Bench {
         /// How many events it holds.
         events: u64,
     },
+    /// Part of `postgres-wal`: a relay in a process of its own, which tells what it took.
+    #[command(hide = true)]
+    WalDrain(wal::DrainArgs),
 }
 
 fn main() -> Result<std::process::ExitCode> {
@@ -73,6 +84,20 @@ fn main() -> Result<std::process::ExitCode> {
             let mut report = Report::new("postgres-feed", cli.json, cli.figure);
             postgres::run(&mut report, &args, cli.runs, cli.smoke)?;
             Ok(report.end(cli.check && !cli.smoke))
+        }
+        Bench::PostgresWal(args) => {
+            let mut report = Report::new("postgres-wal", cli.json, cli.figure);
+            wal::run(&mut report, &args, cli.runs, cli.smoke)?;
+            Ok(report.end(cli.check && !cli.smoke))
+        }
+        Bench::Servicebus => {
+            let mut report = Report::new("servicebus", cli.json, cli.figure);
+            servicebus::run(&mut report, cli.runs, cli.smoke)?;
+            Ok(report.end(cli.check && !cli.smoke))
+        }
+        Bench::WalDrain(args) => {
+            wal::drain_and_tell(&args)?;
+            Ok(std::process::ExitCode::SUCCESS)
         }
         Bench::Drain { database, file, events } => {
             relay::drain_and_tell(&database, &file, events)?;

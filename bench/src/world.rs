@@ -11,7 +11,7 @@ use anyhow::{Context, Result};
 use bytes::Bytes;
 use postrider_core::{
     Clock, ConsumerName, ContentType, EventType, Feed, FeedSource, GroupName, Key, NewEvent,
-    PollInterval, RelayId, RelayStore, Sink, Topic,
+    PollInterval, RelayId, RelayStore, Sink, Source, Topic,
 };
 use postrider_relay::{Relay, RelayOptions, RelayStatus, SinkOptions, SystemClock};
 use postrider_store_sqlite::{SqliteOptions, SqliteStore};
@@ -97,9 +97,27 @@ where
     S: Feed + RelayStore + 'static,
 {
     let source = Arc::new(FeedSource::new(Arc::clone(&store), clock(), PollInterval::default()));
+    relay_from(name, source, store, sink)
+}
+
+/// A relay from any source.
+pub(crate) fn relay_from(
+    name: &str,
+    source: Arc<dyn Source>,
+    store: Arc<dyn RelayStore>,
+    sink: Arc<dyn Sink>,
+) -> Result<Relay> {
     let options = RelayOptions::new(GroupName::new(name)?, RelayId::new(name)?);
     let builder = Relay::builder(source, store, options);
     Ok(builder.sink(SinkOptions::new(ConsumerName::new(name)?), sink).build()?)
+}
+
+/// This process's peak memory in KiB, as Linux counts it.
+pub(crate) fn peak_kib() -> Result<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").context("read /proc/self/status")?;
+    let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+    let kib = peak.context("the system does not tell the peak memory")?;
+    Ok(kib.trim().trim_end_matches(" kB").parse()?)
 }
 
 /// Runs the relay until `events` are published, stops it, and returns how long it took up to the

@@ -11,7 +11,8 @@
 //!    so there only what really came so late counts; a file does not tell, so every event that may
 //!    have been in flight counts.
 //!
-//! A hand-over in order (SIGTERM, rebalancing) allows none.
+//! A hand-over in order (SIGTERM, rebalancing) allows none. Nor does anything where the sink itself
+//! drops repetitions.
 //!
 //! Where an older copy of the database takes its place, each database has its own take-overs and
 //! checkpoints, and the two allowances add up. The copy's leases and checkpoints are those of an
@@ -64,6 +65,9 @@ pub fn allowed(
     arrived: &Arrived,
     incidents: &Incidents,
 ) -> HashMap<EventId, u64> {
+    if arrived.drops_repetitions {
+        return HashMap::new();
+    }
     let mut by_id: HashMap<EventId, Vec<&Delivery>> = HashMap::new();
     for delivery in &arrived.deliveries {
         by_id.entry(delivery.id()).or_default().push(delivery);
@@ -104,7 +108,7 @@ fn allow(
     let pause = pauses.iter().rfind(holder);
     for event in committed {
         // Letters of a partition that has ended are with its successor.
-        let uncovered = event.partition == takeover.partition && event.place > takeover.covered
+        let uncovered = event.partition == takeover.partition && !takeover.covered.has(event)
             || takeover.letters.contains(&event.message.id);
         let deliveries = by_id.get(&event.message.id).map_or(&[][..], Vec::as_slice);
         if !uncovered || deliveries.is_empty() {
@@ -132,6 +136,7 @@ fn may_come_late(deliveries: &[&Delivery], mark: &Mark, relay: usize) -> bool {
 mod tests {
     use super::*;
     use crate::verdict::tests::message;
+    use crate::world::Covered;
 
     fn event(id: u128, place: FeedPlace) -> Committed {
         Committed { message: message(id), partition: "0/1".into(), place }
@@ -147,7 +152,7 @@ mod tests {
             partition: "0/1".into(),
             old_holder: "host-77-abcdef".into(),
             released: false,
-            covered,
+            covered: Covered::UpTo(covered),
             letters: [].into(),
         };
         (takeover, Mark::Count(at))
@@ -173,6 +178,13 @@ mod tests {
         assert_eq!(count(&deliveries, &incidents), [(2, 2), (3, 1)]);
         incidents.takeovers[0].0.letters.insert(message(1).id);
         assert_eq!(count(&deliveries, &incidents), [(1, 1), (2, 2), (3, 1)]);
+        let committed: Vec<_> = (1..=4).map(|id| event(id, id)).collect();
+        let arrived = Arrived {
+            deliveries: deliveries.to_vec(),
+            drops_repetitions: true,
+            ..Arrived::default()
+        };
+        assert!(allowed(&committed, &arrived, &incidents).is_empty());
         for (takeover, _) in &mut incidents.takeovers {
             takeover.released = true;
         }

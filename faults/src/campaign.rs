@@ -28,10 +28,22 @@ pub struct Campaign {
     pub seed: u64,
     /// The schedules' numbers.
     pub indices: Vec<u64>,
+    /// How many events each of them appends at least, if not as many as come.
+    pub events: Option<u64>,
     /// How many at once.
     pub jobs: usize,
     /// Whether the closing line is printed.
     pub json: bool,
+}
+
+impl Campaign {
+    fn schedule(&self, index: u64) -> Schedule {
+        let Self { seed, source, sink, events, .. } = *self;
+        match events {
+            Some(events) => Schedule::with_events(seed, index, sink, events),
+            None => Schedule::derive(seed, index, source, sink),
+        }
+    }
 }
 
 /// The sum of what was run.
@@ -82,8 +94,7 @@ pub fn run(campaign: &Campaign, binary: &Path) -> Sum {
                     let at = next.fetch_add(1, Ordering::SeqCst);
                     let at = usize::try_from(at).unwrap_or(usize::MAX);
                     let Some(index) = campaign.indices.get(at) else { return };
-                    let schedule =
-                        Schedule::derive(campaign.seed, *index, campaign.source, campaign.sink);
+                    let schedule = campaign.schedule(*index);
                     let played = play(&schedule, &templates, binary);
                     let mut sum = sum.lock().unwrap_or_else(PoisonError::into_inner);
                     report(&schedule, &played);
@@ -99,8 +110,10 @@ pub fn run(campaign: &Campaign, binary: &Path) -> Sum {
 
 fn report(schedule: &Schedule, played: &anyhow::Result<Played>) {
     let Schedule { source, sink, index, seed, .. } = schedule;
-    let replay =
-        format!("cargo xtask faults --source {source} --sink {sink} --seed {seed} --only {index}");
+    let events = schedule.events.map(|events| format!(" --events {events}")).unwrap_or_default();
+    let replay = format!(
+        "cargo xtask faults --source {source} --sink {sink}{events} --seed {seed} --only {index}"
+    );
     match played {
         Err(error) => {
             eprintln!("{source} {sink} {index}: NOT PLAYED: {error:#}\n    replay: {replay}")

@@ -1,9 +1,12 @@
 //! A schedule's PostgreSQL server, and the ways to it.
 //!
 //! What lives here: copying a prepared server, proxies and a pooler in front of it, what is done to
-//! all of them. What does not: what the database holds (`world/postgres.rs`).
+//! all of them. What does not: what the database holds (`world/postgres.rs`), the replication slot
+//! (`cluster/slot.rs`).
 //! Invariant: relays and writers come in through a proxy of theirs, whatever stands behind it now;
 //! what takes long is done by threads, which healing waits for.
+
+mod slot;
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -20,6 +23,7 @@ use postrider_servers::proxy::{Direction, Proxy};
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 
 use crate::schedule::{PostgresPlan, Schedule, ServerEnd, Side, WireFault};
+use crate::watch::Watch;
 use crate::world::fill;
 
 /// The application's database.
@@ -36,6 +40,8 @@ const NOBODY: ([u8; 4], u16) = ([127, 0, 0, 1], 1);
 /// A deadlock is found soon; a client that vanished in a transaction is given up within a schedule.
 const SETTINGS: [&str; 2] =
     ["deadlock_timeout = 100ms", "idle_in_transaction_session_timeout = 6s"];
+/// A reader of the log that vanished is given up within a schedule.
+const WAL_SETTINGS: [&str; 1] = ["wal_sender_timeout = 4s"];
 /// An idle server takes about 80 MB of it.
 const SMALL_DISK: &std::ffi::CStr = c"size=200m";
 const FILLER: &str = "filler";
@@ -45,7 +51,8 @@ const POOLER_SETTINGS: [&str; 2] = ["default_pool_size = 30", "server_login_retr
 /// Servers that are copied rather than made anew for each schedule.
 #[derive(Default)]
 pub struct Templates {
-    made: Mutex<HashMap<(u32, bool), Arc<Server>>>,
+    /// By version, durability, and whether the log is read.
+    made: Mutex<HashMap<(u32, bool, bool), Arc<Server>>>,
 }
 
 impl Templates {
@@ -53,11 +60,12 @@ impl Templates {
     fn copy(&self, plan: PostgresPlan) -> Result<Server> {
         let template = {
             let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
-            match made.get(&(plan.version, plan.durable)) {
+            let which = (plan.version, plan.durable, plan.wal);
+            match made.get(&which) {
                 Some(template) => Arc::clone(template),
                 None => {
                     let template = Arc::new(template(plan)?);
-                    made.insert((plan.version, plan.durable), Arc::clone(&template));
+                    made.insert(which, Arc::clone(&template));
                     template
                 }
             }
@@ -69,8 +77,9 @@ impl Templates {
 fn template(plan: PostgresPlan) -> Result<Server> {
     let version = if plan.version == 15 { Version::V15 } else { Version::V18 };
     let mut options = Options::new(version);
-    for setting in SETTINGS {
-        options = options.setting(setting);
+    let of_log = if plan.wal { &WAL_SETTINGS[..] } else { &[] };
+    for setting in SETTINGS.iter().chain(of_log) {
+        options = options.setting(*setting);
     }
     if plan.durable {
         options = options.durable();
@@ -100,6 +109,8 @@ type Job = JoinHandle<Result<()>>;
 
 /// A server and the ways to it.
 pub struct Cluster {
+    // Dropped first: fields drop in this order.
+    watch: Option<Watch>,
     server: Arc<Server>,
     bouncer: Option<PgBouncer>,
     relays: Vec<Proxy>,
@@ -138,6 +149,7 @@ impl Cluster {
         let upstream: SocketAddr = ([127, 0, 0, 1], port).into();
         let proxy = || Proxy::start(upstream).context("start a proxy");
         Ok(Self {
+            watch: None,
             relays: (0..schedule.relays).map(|_| proxy()).collect::<Result<_>>()?,
             writers: proxy()?,
             server: Arc::new(server),
@@ -241,13 +253,7 @@ impl Cluster {
         let server = self.server();
         self.jobs.push(std::thread::spawn(move || {
             for (sql, pause) in sql {
-                let until = Instant::now() + PATIENCE;
-                while let Err(error) = server.psql(DATABASE, &sql) {
-                    if Instant::now() > until {
-                        return Err(error).context(format!("run {sql:?}"));
-                    }
-                    std::thread::sleep(TRY_EVERY);
-                }
+                insisted(&server, &sql)?;
                 std::thread::sleep(pause);
             }
             Ok(())
@@ -346,6 +352,9 @@ impl Cluster {
     /// When its sessions do not end.
     pub fn replace(&mut self, copy: Server) -> Result<Arc<Server>> {
         let old = std::mem::replace(&mut self.server, Arc::new(copy));
+        if let Some(watch) = &self.watch {
+            watch.turn_to(self.server());
+        }
         for way in self.ways(Side::All) {
             way.switch_upstream(address(&self.server));
             way.close_all();
@@ -374,6 +383,7 @@ impl Cluster {
 
 impl Drop for Cluster {
     fn drop(&mut self) {
+        self.watch = None;
         for job in self.restart.take().into_iter().chain(self.jobs.drain(..)) {
             // What it met would have been told by healing.
             let _ = joined(job);
@@ -383,6 +393,20 @@ impl Drop for Cluster {
             let _ = self.server.stop(Shutdown::Immediate);
             // What can't be unmounted goes with this process's mount namespace.
             let _ = unmount(disk, UnmountFlags::DETACH);
+        }
+    }
+}
+
+/// Runs SQL, again and again while the server can't, and returns the rows.
+fn insisted(server: &Server, sql: &str) -> Result<String> {
+    let until = Instant::now() + PATIENCE;
+    loop {
+        match server.psql(DATABASE, sql) {
+            Ok(rows) => return Ok(rows),
+            Err(error) if Instant::now() > until => {
+                return Err(error).context(format!("run {sql:?}"));
+            }
+            Err(_) => std::thread::sleep(TRY_EVERY),
         }
     }
 }

@@ -74,6 +74,8 @@ pub struct Arrived {
     pub deliveries: Vec<Delivery>,
     /// Events that the sink took without confirming, one entry for each time.
     pub withheld: Vec<EventId>,
+    /// Whether the sink itself drops repetitions, so that no event may have arrived twice.
+    pub drops_repetitions: bool,
     /// Arrivals that no event can have been: wrong signature, unreadable line.
     pub unreadable: Vec<String>,
 }

@@ -14,11 +14,13 @@
 
 pub mod allowance;
 pub mod answer;
+pub mod bus;
 pub mod campaign;
 pub mod clock;
 pub mod cluster;
 pub mod deliveries;
 pub mod lines;
+pub mod nats;
 pub mod play;
 pub mod receiver;
 pub mod relays;
@@ -27,5 +29,6 @@ pub mod schedule;
 pub mod stage;
 pub mod takeover;
 pub mod verdict;
+pub mod watch;
 pub mod world;
 pub mod writer;

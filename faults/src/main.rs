@@ -26,6 +26,9 @@ const EXAMPLES: &str = "Examples:
   cargo xtask faults --source postgres-feed --sink webhook --schedules 300 --seed 7 --json
   cargo xtask faults --source sqlite --seed 7 --schedules 1000 --from 400    go on where it stopped
   cargo xtask faults --source postgres-feed --sink jsonl --seed 7 --only 15  play one again
+  cargo xtask faults --source postgres-wal --sink webhook --schedules 100 --events 10000
+  cargo xtask faults --source sqlite --sink servicebus --schedules 100       against the emulator
+  cargo xtask faults --source postgres-wal --sink nats --schedules 100       against a real server
   cargo xtask faults takeover";
 
 /// Runs the real relay under injected faults and judges what arrived.
@@ -44,7 +47,7 @@ struct Schedules {
     /// Where the events come from
     #[arg(long, value_enum, default_value_t = SourceKind::Sqlite)]
     source: SourceKind,
-    /// Where they go; both, one after the other, when left out
+    /// Where they go; webhook and jsonl, one after the other, when left out
     #[arg(long, value_enum)]
     sink: Option<SinkKind>,
     /// How many schedules; one round of themes when left out
@@ -59,9 +62,12 @@ struct Schedules {
     /// Only this schedule: to replay one
     #[arg(long, conflicts_with_all = ["from", "schedules"])]
     only: Option<u64>,
-    /// A few schedules with each source and sink, in about a minute
+    /// A few schedules with each source, in about a minute
     #[arg(long, conflicts_with_all = ["only", "from", "schedules", "sink", "source"])]
     smoke: bool,
+    /// How many events each schedule appends at least, by 16 writers; only from postgres-wal
+    #[arg(long, conflicts_with = "smoke")]
+    events: Option<u64>,
     /// How many schedules at once
     #[arg(long, default_value_t = 2)]
     jobs: usize,
@@ -114,6 +120,8 @@ enum Command {
         index: u64,
         #[arg(long)]
         retries: bool,
+        #[arg(long)]
+        events: Option<u64>,
     },
     /// Holds a transaction open that has written events
     #[command(hide = true)]
@@ -152,9 +160,9 @@ fn run(cli: Cli) -> Result<ExitCode> {
             writer::sqlite::run(task, generator(seed, index, &name))?;
             Ok(ExitCode::SUCCESS)
         }
-        Some(Command::PostgresWriter { url, length_ms, name, seed, index, retries }) => {
+        Some(Command::PostgresWriter { url, length_ms, name, seed, index, retries, events }) => {
             let length = Duration::from_millis(length_ms);
-            let task = writer::postgres::Task { url: &url, name: &name, length, retries };
+            let task = writer::postgres::Task { url: &url, name: &name, length, retries, events };
             writer::postgres::run(task, generator(seed, index, &name))?;
             Ok(ExitCode::SUCCESS)
         }
@@ -187,29 +195,37 @@ fn binary(given: Option<PathBuf>) -> Result<PathBuf> {
 
 fn schedules(args: &Schedules) -> Result<ExitCode> {
     ensure!(args.jobs > 0, "--jobs is 0; run at least one schedule at a time");
+    let counted = args.events.is_none() || args.source == SourceKind::PostgresWal;
+    ensure!(counted, "--events is for --source postgres-wal, not {}", args.source);
     let binary = binary(args.postrider.clone())?;
     if std::env::var_os(IN_NAMESPACE).is_none() {
         return Err(again_in_a_namespace());
     }
     private_shared_memory()?;
-    let sources = match args.smoke {
-        true => vec![SourceKind::Sqlite, SourceKind::PostgresFeed],
-        false => vec![args.source],
-    };
-    let sinks = args.sink.map_or(vec![SinkKind::Webhook, SinkKind::Jsonl], |sink| vec![sink]);
     let mut code = ExitCode::SUCCESS;
-    for source in sources {
-        for (at, sink) in sinks.iter().enumerate() {
-            let indices = indices(args, source, at as u64);
-            let (sink, jobs, json) = (*sink, args.jobs, args.json);
-            let campaign = Campaign { source, sink, seed: args.seed, indices, jobs, json };
-            let sum = campaign::run(&campaign, &binary);
-            if sum.exit_code() != ExitCode::SUCCESS {
-                code = ExitCode::FAILURE;
-            }
+    for (source, sink, at) in pairs(args) {
+        let indices = indices(args, source, at);
+        let (seed, events, jobs, json) = (args.seed, args.events, args.jobs, args.json);
+        let campaign = Campaign { source, sink, seed, indices, events, jobs, json };
+        let sum = campaign::run(&campaign, &binary);
+        if sum.exit_code() != ExitCode::SUCCESS {
+            code = ExitCode::FAILURE;
         }
     }
     Ok(code)
+}
+
+/// Each source with each sink to run, and which of the themes it begins with in a smoke test.
+fn pairs(args: &Schedules) -> Vec<(SourceKind, SinkKind, u64)> {
+    let usual = [(SinkKind::Webhook, 0), (SinkKind::Jsonl, 1)];
+    if !args.smoke {
+        let sinks = args.sink.map_or(usual.to_vec(), |sink| vec![(sink, 0)]);
+        return sinks.into_iter().map(|(sink, at)| (args.source, sink, at)).collect();
+    }
+    let sources = [SourceKind::Sqlite, SourceKind::PostgresFeed, SourceKind::PostgresWal];
+    let all = sources.into_iter().flat_map(|source| usual.map(|(sink, at)| (source, sink, at)));
+    // A sink in trouble is the same trouble from every source: here with what parks events.
+    all.chain([(SourceKind::Sqlite, SinkKind::Nats, 1)]).collect()
 }
 
 /// The numbers of the schedules to run, with the `at`-th sink.

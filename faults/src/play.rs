@@ -18,13 +18,15 @@ use postrider_sink_webhook::verify::Verifier;
 
 use crate::allowance::Incidents;
 use crate::answer::Answers;
+use crate::bus::Bus;
 use crate::clock::MovedClock;
 use crate::cluster::Templates;
 use crate::deliveries::{Arrived, Mark};
 use crate::lines;
+use crate::nats::Stream;
 use crate::receiver::Receiver;
 use crate::relays::{Setup, Target};
-use crate::schedule::{LEASE_TTL, Schedule, SinkKind, generator};
+use crate::schedule::{LEASE_TTL, Outage, Schedule, SinkKind, generator};
 use crate::stage::Stage;
 use crate::verdict::{Accounts, Judgement, judge};
 use crate::world::{Past, World};
@@ -48,6 +50,10 @@ pub enum Ending {
     Webhook(Receiver),
     /// Files in a folder.
     Jsonl(PathBuf),
+    /// The emulator.
+    Servicebus(Bus),
+    /// A server with a stream.
+    Nats(Stream),
 }
 
 impl Ending {
@@ -59,18 +65,50 @@ impl Ending {
         match self {
             Self::Webhook(receiver) => Ok(receiver.mark()),
             Self::Jsonl(folder) => lines::mark(folder),
+            Self::Servicebus(bus) => Ok(bus.mark()),
+            Self::Nats(stream) => Ok(stream.mark()),
         }
     }
 
     /// Everything that arrived.
     ///
     /// # Errors
-    /// The file system's.
+    /// The file system's, or a server's that does not answer.
     pub fn arrived(&self) -> Result<Arrived> {
         match self {
             Self::Webhook(receiver) => Ok(receiver.arrived()),
             Self::Jsonl(folder) => lines::read(folder),
+            Self::Servicebus(bus) => bus.arrived(),
+            Self::Nats(stream) => stream.arrived(),
         }
+    }
+
+    /// Begins or ends an outage, where there can be one.
+    ///
+    /// # Errors
+    /// When a server does not stop or start.
+    pub fn set_outage(&self, outage: Option<Outage>) -> Result<()> {
+        match self {
+            Self::Webhook(receiver) => receiver.set_outage(outage),
+            Self::Jsonl(_) => {}
+            Self::Servicebus(bus) => bus.set_outage(outage),
+            Self::Nats(stream) => return stream.set_outage(outage),
+        }
+        Ok(())
+    }
+
+    /// From now on everything is taken and confirmed.
+    ///
+    /// # Errors
+    /// When a server does not start.
+    pub fn heal(&self) -> Result<()> {
+        match self {
+            Self::Webhook(receiver) => receiver.heal(),
+            Self::Jsonl(_) => {}
+            Self::Servicebus(bus) => bus.heal(),
+            Self::Nats(stream) => return stream.heal(),
+        }
+        Ok(())
     }
 }
 
@@ -94,30 +132,47 @@ pub fn play(schedule: &Schedule, templates: &Templates, binary: &Path) -> Result
     let begun = Instant::now();
     let world = World::create(schedule, templates)?;
     let clock = schedule.movable_clock.then(|| MovedClock::new(world.folder())).transpose()?;
-    let ending = ending(schedule, &world)?;
-    let setup = setup(schedule, binary, &world, &ending, clock);
-    let mut stage = Stage::new(schedule, &world, ending, setup);
+    let endings: Vec<Ending> = schedule
+        .sinks()
+        .into_iter()
+        .map(|sink| ending(schedule, sink, &world))
+        .collect::<Result<_>>()?;
+    let setup = setup(schedule, binary, &world, &endings, clock);
+    let mut stage = Stage::new(schedule, &world, endings, setup);
     let acted = act(&mut stage, schedule);
-    let (accounts, arrived, incidents, mut findings) = {
-        let faults = acted.as_ref().err().map(|error| format!("{error:#}"));
-        let (incidents, mut findings) = stage.incidents()?;
-        findings.extend(faults);
-        (accounts(&world)?, stage.ending().arrived()?, incidents, findings)
-    };
+    let mut judgement = Judgement::default();
+    let mut evidence = Vec::new();
+    for (sink, consumer) in world.consumers().iter().enumerate() {
+        let incidents = stage.incidents(sink)?;
+        let accounts = accounts(&world, consumer)?;
+        let arrived = stage.endings()[sink].arrived()?;
+        judgement.add(judge(&accounts, &arrived, &incidents), (sink > 0).then_some(consumer));
+        evidence.push(Evidence { incidents, arrived, accounts });
+    }
+    judgement.findings.extend(stage.findings());
+    judgement.findings.extend(acted.err().map(|error| format!("{error:#}")));
+    judgement.findings.extend(world.watched());
     let faults = stage.faults();
     drop(stage);
-    let mut judgement = judge(&accounts, &arrived, &incidents);
-    judgement.findings.append(&mut findings);
     let kept = match judgement.passed() {
         true => None,
-        false => Some(keep(world, &judgement, &incidents, &arrived, &accounts)?),
+        false => Some(keep(world, &judgement, &evidence)?),
     };
     Ok(Played { judgement, took: begun.elapsed(), faults, kept })
 }
 
-fn ending(schedule: &Schedule, world: &World) -> Result<Ending> {
-    match schedule.sink {
+/// What a judgement was made of.
+struct Evidence {
+    incidents: Incidents,
+    arrived: Arrived,
+    accounts: Accounts,
+}
+
+fn ending(schedule: &Schedule, sink: SinkKind, world: &World) -> Result<Ending> {
+    match sink {
         SinkKind::Jsonl => Ok(Ending::Jsonl(world.lines().to_owned())),
+        SinkKind::Servicebus => Ok(Ending::Servicebus(Bus::start()?)),
+        SinkKind::Nats => Ok(Ending::Nats(Stream::start(schedule.moods.refused_one_in > 0)?)),
         SinkKind::Webhook => {
             let mut verifier = Verifier::new(&[Secret::new(SIGNING_KEY)])?;
             if schedule.movable_clock {
@@ -133,22 +188,26 @@ fn setup(
     schedule: &Schedule,
     binary: &Path,
     world: &World,
-    ending: &Ending,
+    endings: &[Ending],
     clock: Option<MovedClock>,
 ) -> Setup {
-    let target = match ending {
+    let target = |ending: &Ending| match ending {
         Ending::Webhook(receiver) => {
             Target::Webhook { address: receiver.address(), signing_key: SIGNING_KEY.to_owned() }
         }
         Ending::Jsonl(folder) => {
             Target::Jsonl { path: folder.join(lines::FILE), rotate_bytes: schedule.rotate_bytes }
         }
+        Ending::Servicebus(bus) => {
+            Target::Servicebus { connection_string: bus.connection_string() }
+        }
+        Ending::Nats(stream) => Target::Nats { url: stream.url() },
     };
     Setup {
         binary: binary.to_owned(),
         folder: world.folder().to_owned(),
         source: world.relay_source(),
-        target,
+        targets: world.consumers().iter().copied().zip(endings.iter().map(target)).collect(),
         lease_ttl: LEASE_TTL,
         retention: schedule.retention,
         clock,
@@ -173,10 +232,12 @@ fn settle(stage: &mut Stage<'_>) -> Result<()> {
     let mut requeued: Option<Instant> = None;
     loop {
         stage.tick()?;
-        if stage.world().may_be_settled()? && stage.world().unsettled()? == 0 {
+        if stage.world().may_be_settled()? && is_settled(stage.world())? {
             return Ok(());
         }
         if requeued.is_none_or(|at| at.elapsed() >= REQUEUE_EVERY) {
+            // Its locks hold up writers that ended long ago, and they a slot that is made anew.
+            stage.end_orphans()?;
             stage.world().requeue_all()?;
             requeued = Some(Instant::now());
         }
@@ -187,31 +248,44 @@ fn settle(stage: &mut Stage<'_>) -> Result<()> {
     }
 }
 
-/// What the database says now.
+fn is_settled(world: &World) -> Result<bool> {
+    for consumer in world.consumers() {
+        if world.unsettled(consumer)? != 0 {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// What the database says now of a sink.
 ///
 /// # Errors
 /// The database's.
-pub fn accounts(world: &World) -> Result<Accounts> {
+pub fn accounts(world: &World, consumer: &str) -> Result<Accounts> {
     let (events_alone, rows_alone) = world.torn_transactions()?;
     Ok(Accounts {
         committed: world.truth()?,
         events_alone,
         rows_alone,
-        published: world.published()?,
-        unsettled: world.unsettled()?,
+        published: world.published(consumer)?,
+        unsettled: world.unsettled(consumer)?,
     })
 }
 
 /// Keeps the folder of a failed schedule, with what it takes to understand it.
-fn keep(
-    world: World,
-    judgement: &Judgement,
-    incidents: &Incidents,
-    arrived: &Arrived,
-    accounts: &Accounts,
-) -> Result<PathBuf> {
-    use std::fmt::Write as _;
+fn keep(world: World, judgement: &Judgement, evidence: &[Evidence]) -> Result<PathBuf> {
     let mut text = format!("{judgement:#?}\n");
+    for (consumer, evidence) in world.consumers().iter().zip(evidence) {
+        text.push_str(&format!("\n{consumer}\n"));
+        tell(&mut text, evidence);
+    }
+    let folder = world.keep()?;
+    std::fs::write(folder.join("judgement.txt"), text).context("keep the judgement")?;
+    Ok(folder)
+}
+
+fn tell(text: &mut String, Evidence { incidents, arrived, accounts }: &Evidence) {
+    use std::fmt::Write as _;
     let written = "writing to memory does not fail";
     for (takeover, mark) in &incidents.takeovers {
         let shown = if let Mark::Count(count) = mark { *count } else { 0 };
@@ -237,7 +311,4 @@ fn keep(
         let place = places.get(&id);
         writeln!(text, "{id} {key:?} {place:?} {:?}", delivery.place).expect(written);
     }
-    let folder = world.keep()?;
-    std::fs::write(folder.join("judgement.txt"), text).context("keep the judgement")?;
-    Ok(folder)
 }

@@ -15,9 +15,11 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use rustix::process::{Pid, Signal, kill_process};
 
+use crate::bus::QUEUE;
 use crate::clock::MovedClock;
+use crate::nats::STREAM;
 use crate::request::RELAY_HEADER;
-use crate::world::SINK;
+use crate::schedule::SourceKind;
 
 /// Where relays deliver to.
 #[derive(Debug, Clone)]
@@ -36,6 +38,16 @@ pub enum Target {
         /// When it rotates.
         rotate_bytes: Option<u64>,
     },
+    /// The emulator.
+    Servicebus {
+        /// What opens it.
+        connection_string: String,
+    },
+    /// The stream.
+    Nats {
+        /// The way to its server.
+        url: String,
+    },
 }
 
 /// Where relays read from.
@@ -43,8 +55,13 @@ pub enum Target {
 pub enum RelaySource {
     /// A file.
     Sqlite(PathBuf),
-    /// A server, by the address of each relay's way to it.
-    Postgres(Vec<String>),
+    /// A server, by the kind of source and the address of each relay's way to it.
+    Postgres {
+        /// The kind.
+        kind: SourceKind,
+        /// The addresses.
+        urls: Vec<String>,
+    },
 }
 
 impl RelaySource {
@@ -53,11 +70,19 @@ impl RelaySource {
         match self {
             Self::Sqlite(path) => format!("[source]\nkind = \"sqlite\"\nurl = {path:?}\n"),
             // A statement must not outlast a lease by much.
-            Self::Postgres(urls) => format!(
-                "[source]\nkind = \"postgres-feed\"\nurl = {:?}\nconnections = 4\n\
+            Self::Postgres { kind, urls } => format!(
+                "[source]\nkind = \"{kind}\"\nurl = {:?}\nconnections = 4\n\
                  statement_timeout = \"1s\"\n",
                 urls[slot]
             ),
+        }
+    }
+
+    /// What each sink has to say of where it begins.
+    fn from(&self) -> &'static str {
+        match self {
+            Self::Postgres { kind: SourceKind::PostgresWal, .. } => "from = \"oldest\"\n",
+            Self::Postgres { .. } | Self::Sqlite(_) => "",
         }
     }
 }
@@ -71,8 +96,8 @@ pub struct Setup {
     pub folder: PathBuf,
     /// The outbox.
     pub source: RelaySource,
-    /// Where to.
-    pub target: Target,
+    /// Where to, each under the sink's name.
+    pub targets: Vec<(&'static str, Target)>,
     /// Time to live of a lease.
     pub lease_ttl: Duration,
     /// Retention, if any.
@@ -107,8 +132,25 @@ impl Setup {
     /// The configuration of start `number`, in `slot`.
     fn configuration(&self, number: usize, slot: usize) -> String {
         let mut text = self.source.section(slot);
-        text.push_str("\n[[sink]]\n");
-        let more = match &self.target {
+        for (name, target) in &self.targets {
+            text.push_str(&self.sink(number, name, target));
+        }
+        let retention = self.retention.map_or("\"off\"".to_owned(), |keep| {
+            format!("\"{}ms\"\nprune_every = \"150ms\"", keep.as_millis())
+        });
+        write!(
+            text,
+            "\n[relay]\nlease_ttl = \"{}ms\"\nretention = {retention}\n\
+             \n[admin]\nlisten = \"off\"\n\n[log]\nlevel = \"info\"\n",
+            self.lease_ttl.as_millis()
+        )
+        .expect("writing to memory does not fail");
+        text
+    }
+
+    /// The section of a sink, for start `number` of a relay.
+    fn sink(&self, number: usize, name: &str, target: &Target) -> String {
+        let more = match target {
             Target::Webhook { address, signing_key } => format!(
                 "kind = \"webhook\"\nurl = \"http://{address}/\"\nallow_private = true\n\
                  signing_keys = [\"{signing_key}\"]\n\
@@ -119,19 +161,22 @@ impl Setup {
                 let rotation = rotate_bytes.map(|bytes| format!("rotate_bytes = {bytes}\n"));
                 format!("kind = \"jsonl\"\npath = {path:?}\n{}", rotation.unwrap_or_default())
             }
+            // As patient as with the receiver of a webhook.
+            Target::Servicebus { connection_string } => format!(
+                "kind = \"servicebus\"\nconnection_string = {connection_string:?}\n\
+                 entity = \"{QUEUE}\"\ndedup_window = \"1h\"\ntimeout_ms = 1500\n\
+                 connect_timeout_ms = 1500\n"
+            ),
+            Target::Nats { url } => format!(
+                "kind = \"nats\"\nservers = [\"{url}\"]\nsubject = \"events.{{topic}}\"\n\
+                 stream = \"{STREAM}\"\ntimeout_ms = 1500\nconnect_timeout_ms = 1500\n"
+            ),
         };
-        let retention = self.retention.map_or("\"off\"".to_owned(), |keep| {
-            format!("\"{}ms\"\nprune_every = \"150ms\"", keep.as_millis())
-        });
-        write!(
-            text,
-            "name = \"{SINK}\"\n{more}base_delay = \"20ms\"\nmax_delay = \"300ms\"\n\
-             \n[relay]\nlease_ttl = \"{}ms\"\nretention = {retention}\n\
-             \n[admin]\nlisten = \"off\"\n\n[log]\nlevel = \"info\"\n",
-            self.lease_ttl.as_millis()
+        let from = self.source.from();
+        format!(
+            "\n[[sink]]\nname = \"{name}\"\n{from}{more}base_delay = \"20ms\"\n\
+             max_delay = \"300ms\"\n"
         )
-        .expect("writing to memory does not fail");
-        text
     }
 
     /// Starts a relay in `slot`.

@@ -27,8 +27,8 @@ use crate::play::accounts;
 use crate::relays::{Relay, Setup, Target};
 use crate::schedule::{Schedule, SinkKind, SourceKind, generator};
 use crate::verdict::judge;
-use crate::world::World;
 use crate::world::sqlite::connect;
+use crate::world::{SINK, World};
 use crate::writer::sqlite::commit_event;
 
 const PARTITIONS: u32 = 8;
@@ -181,7 +181,7 @@ fn measure(departure: Departure, binary: &Path, rounds: usize) -> Result<Measure
         binary: binary.to_owned(),
         folder: world.folder().to_owned(),
         source: world.relay_source(),
-        target: Target::Jsonl { path: world.lines().join(lines::FILE), rotate_bytes: None },
+        targets: vec![(SINK, lines_of(&world))],
         lease_ttl: LEASE_TTL,
         retention: None,
         clock: None,
@@ -197,17 +197,22 @@ fn measure(departure: Departure, binary: &Path, rounds: usize) -> Result<Measure
         let loaded = load.join().map_err(|_| anyhow::anyhow!("the load panicked"))?;
         loaded.and(times)
     })?;
-    eventually("everything is delivered", || Ok(world.unsettled()? == 0))?;
+    eventually("everything is delivered", || Ok(world.unsettled(SINK)? == 0))?;
     for relay in &mut relays {
         relay.signal(Signal::TERM)?;
         relay.finish(PATIENCE)?;
     }
-    let judgement = judge(&accounts(&world)?, &lines::read(world.lines())?, &Incidents::default());
+    let judgement =
+        judge(&accounts(&world, SINK)?, &lines::read(world.lines())?, &Incidents::default());
     // Duplicates are judged here by the kind of departure; the rest by the oracle.
     let about_duplicates = |finding: &String| finding.contains("duplicates");
     let findings =
         judgement.findings.into_iter().filter(|finding| !about_duplicates(finding)).collect();
     Ok(Measured { departure, times, duplicates: judgement.verdict.duplicates, findings })
+}
+
+fn lines_of(world: &World) -> Target {
+    Target::Jsonl { path: world.lines().join(lines::FILE), rotate_bytes: None }
 }
 
 /// A schedule in which nothing goes wrong by itself.

@@ -13,7 +13,7 @@ use postrider_core::EventId;
 
 use crate::allowance::{Incidents, Replaced, allowed};
 use crate::deliveries::{Arrived, Delivery};
-use crate::world::Committed;
+use crate::world::{Committed, Covered};
 
 /// What the schedule's database says at the end.
 #[derive(Debug, Clone, Default)]
@@ -42,6 +42,17 @@ pub struct Judgement {
 }
 
 impl Judgement {
+    /// Adds what another sink got; findings are told under its name.
+    pub fn add(&mut self, other: Self, name: Option<&str>) {
+        self.verdict = self.verdict.plus(other.verdict);
+        self.duplicates_allowed += other.duplicates_allowed;
+        let told = other.findings.into_iter().map(|finding| match name {
+            Some(name) => format!("{name}: {finding}"),
+            None => finding,
+        });
+        self.findings.extend(told);
+    }
+
     /// Whether every promise was kept.
     pub fn passed(&self) -> bool {
         let run = Run { duplicates_allowed: self.duplicates_allowed, ..Run::default() };
@@ -92,6 +103,20 @@ fn judge_past(replaced: &Replaced, arrived: &Arrived, committed: &[Committed]) -
     Before { findings, undone, again }
 }
 
+/// Events that were durable at a take-over and no longer at the next one: what is delivered stays
+/// delivered, also when a slot is lost.
+fn forgotten(committed: &[Committed], incidents: &Incidents) -> u64 {
+    let pairs = incidents.takeovers.iter().zip(incidents.takeovers.iter().skip(1));
+    let lost = pairs.map(|((before, _), (after, _))| {
+        if matches!(after.covered, Covered::UpTo(_)) {
+            return 0;
+        }
+        let is_lost = |event: &&Committed| before.covered.has(event) && !after.covered.has(event);
+        committed.iter().filter(is_lost).count() as u64
+    });
+    lost.sum()
+}
+
 /// Compares what was committed with what arrived.
 pub fn judge(accounts: &Accounts, arrived: &Arrived, incidents: &Incidents) -> Judgement {
     let committed = &accounts.committed;
@@ -131,12 +156,16 @@ pub fn judge(accounts: &Accounts, arrived: &Arrived, incidents: &Incidents) -> J
     find(verdict.phantom, "events arrived that were never committed");
     find(verdict.altered, "events arrived altered or unreadable");
     find(unexplained, "duplicates that no fault accounts for");
+    find(forgotten(committed, incidents), "durable events were open again at a later take-over");
     find(accounts.events_alone.unsigned_abs(), "events without their business row");
     find(accounts.rows_alone.unsigned_abs(), "business rows without their event");
     find(accounts.unsettled.unsigned_abs(), "events still pending or among the dead letters");
     if accounts.published != committed.len() as i64 {
         let (published, committed) = (accounts.published, committed.len());
         findings.push(format!("checkpoints count {published} events as published of {committed}"));
+    }
+    if committed.is_empty() {
+        findings.push("nothing was appended, so nothing is proved".to_owned());
     }
     findings.extend(arrived.unreadable.iter().take(3).cloned());
     Judgement { verdict, duplicates_allowed: allowed.values().sum(), findings }
@@ -148,7 +177,7 @@ pub(crate) mod tests {
 
     use super::*;
     use crate::deliveries::{Mark, Place};
-    use crate::world::Past;
+    use crate::world::{Past, Takeover};
 
     /// An event of key `k` with its number as payload.
     pub(crate) fn message(id: u128) -> Delivered {
@@ -196,6 +225,11 @@ pub(crate) mod tests {
     }
 
     #[test]
+    fn a_schedule_without_events_proves_nothing() {
+        assert!(!judged(&accounts(&[]), &arrived(&[])).passed());
+    }
+
+    #[test]
     fn each_planted_fault_fails_under_its_own_count() {
         let told = |ids: &[u128]| judged(&accounts(&[1, 2, 3]), &arrived(ids));
         let loss = told(&[1, 3]);
@@ -221,6 +255,32 @@ pub(crate) mod tests {
         let other = judged(&accounts(&[1, 2, 3]), &twice);
         assert_eq!(other.verdict.duplicates, other.duplicates_allowed);
         assert!(!other.passed(), "another event's allowance does not count");
+    }
+
+    #[test]
+    fn what_was_durable_must_stay_so_and_each_sink_counts() {
+        let at = |ids: &[u128]| {
+            let takeover = Takeover {
+                number: 1,
+                partition: "wal".into(),
+                old_holder: String::new(),
+                released: true,
+                covered: Covered::Events(ids.iter().map(|id| message(*id).id).collect()),
+                letters: [].into(),
+            };
+            (takeover, Mark::Count(0))
+        };
+        let told = |takeovers| {
+            let incidents = Incidents { takeovers, ..Incidents::default() };
+            judge(&accounts(&[1, 2]), &arrived(&[1, 2]), &incidents)
+        };
+        assert!(told(vec![at(&[1]), at(&[1, 2])]).passed());
+        let lost = told(vec![at(&[1, 2]), at(&[2])]);
+        assert_eq!((lost.passed(), lost.findings.len()), (false, 1));
+        let mut both = told(vec![]);
+        both.add(lost, Some("beside"));
+        assert_eq!((both.verdict.appended, both.passed()), (4, false));
+        assert!(both.findings[0].starts_with("beside: "));
     }
 
     #[test]

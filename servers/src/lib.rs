@@ -1,4 +1,5 @@
-//! Real servers for tests: PostgreSQL, PgBouncer, and a TCP proxy that misbehaves on demand.
+//! Real servers for tests: PostgreSQL, PgBouncer, NATS, RabbitMQ, Redis, and a TCP proxy that
+//! misbehaves on demand.
 //!
 //! What lives here: finding a server's programs, starting it on a free port in a folder of its own,
 //! ending it. What does not: installing anything (`cargo xtask services install`), and the tests.
@@ -9,12 +10,17 @@
 //! takes about a second; a test that runs something else meanwhile needs a thread for it.
 
 mod address;
+mod certificate;
 mod error;
 mod folder;
+pub mod nats;
 pub mod pgbouncer;
 pub mod postgres;
 mod programs;
 #[cfg(feature = "proxy")]
 pub mod proxy;
+pub mod rabbitmq;
+pub mod redis;
+pub mod servicebus_sdk;
 
 pub use error::{Error, Result};

@@ -71,6 +71,23 @@ pub(crate) fn find(name: &str) -> Result<PathBuf> {
     found.ok_or_else(|| Error::missing(name))
 }
 
+/// Where a virtual environment of Python is kept, by its name. The servers' user can read it.
+pub(crate) fn environment(name: &str) -> PathBuf {
+    let cache = if rustix::process::geteuid().is_root() {
+        Some("/var/cache".into())
+    } else {
+        let home = || std::env::var_os("HOME").map(|home| Path::new(&home).join(".cache"));
+        std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from).or_else(home)
+    };
+    cache.unwrap_or_else(std::env::temp_dir).join("postrider").join(name)
+}
+
+/// The folders of an environment's packages: one for each version of Python, so one.
+pub(crate) fn python_packages(environment: &Path) -> impl Iterator<Item = PathBuf> + use<> {
+    let libraries = std::fs::read_dir(environment.join("lib"));
+    libraries.into_iter().flatten().flatten().map(|python| python.path().join("site-packages"))
+}
+
 /// A number that no other process draws.
 pub(crate) fn random() -> u64 {
     RandomState::new().build_hasher().finish()

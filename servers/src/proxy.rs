@@ -48,7 +48,17 @@ struct Rules {
     closes: u64,
     resets: u64,
     half_closes: u64,
+    /// How often open connections lost their way to the server, to the client.
+    losses: [u64; 2],
     stopped: bool,
+}
+
+impl Rules {
+    /// Whether a connection as old as `born` has lost this way.
+    fn has_lost(&self, born: &Self, direction: Direction) -> bool {
+        let way = direction as usize;
+        self.losses[way] != born.losses[way]
+    }
 }
 
 /// How a connection ends when it is told to.
@@ -101,6 +111,7 @@ impl Proxy {
             closes: 0,
             resets: 0,
             half_closes: 0,
+            losses: [0; 2],
             stopped: false,
         });
         let thread = std::thread::Builder::new()
@@ -154,6 +165,12 @@ impl Proxy {
     /// Ends the way to the client of every open connection; the way to the server stays open.
     pub fn half_close_all(&self) {
         self.rules.send_modify(|rules| rules.half_closes += 1);
+    }
+
+    /// Swallows from now on all that goes that way on the connections that are open, also their
+    /// end, as a firewall does that forgot them; new ones pass.
+    pub fn lose_all(&self, direction: Direction) {
+        self.rules.send_modify(|rules| rules.losses[direction as usize] += 1);
     }
 
     /// Passes new connections on to another server; open ones stay where they are.
@@ -261,7 +278,7 @@ async fn pump(
         let delay = rules.borrow().delay;
         tokio::time::sleep(delay).await;
         let now = flowing(&mut rules, |flow| flow != Flow::Frozen).await?;
-        if now.flow == Flow::BlackHole {
+        if now.flow == Flow::BlackHole || now.has_lost(born, direction) {
             if read == 0 {
                 return std::future::pending().await;
             }
@@ -275,7 +292,17 @@ async fn pump(
             Some(_) | None => None,
         };
         let fits = left.map_or(read, |left| usize::try_from(left).unwrap_or(read).min(read));
-        to.write_all(&buffer[..fits]).await?;
+        if let Err(error) = to.write_all(&buffer[..fits]).await {
+            let other = match direction {
+                Direction::ToServer => Direction::ToClient,
+                Direction::ToClient => Direction::ToServer,
+            };
+            // The refusal would have gone the way that is lost.
+            if rules.borrow().has_lost(born, other) {
+                return std::future::pending().await;
+            }
+            return Err(error);
+        }
         if fits < read {
             return Err(io::ErrorKind::ConnectionAborted.into());
         }

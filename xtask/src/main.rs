@@ -4,6 +4,7 @@
 //! Invariant: a command that is listed works on a fresh clone; nothing is listed before it does.
 
 mod faults;
+mod fuzz;
 mod process;
 mod release;
 mod services;
@@ -29,6 +30,8 @@ enum Command {
     Test(test::Args),
     /// Runs the real relay under injected faults and judges what arrived.
     Faults(faults::Args),
+    /// Feeds random bytes to the decoders of a server's bytes (needs a nightly compiler).
+    Fuzz(fuzz::Args),
     /// Runs the real relay in seeded worlds with a fake clock.
     Sim(release::Args),
     /// Measures figures and judges them by their goals.
@@ -44,6 +47,7 @@ fn main() -> ExitCode {
     let done = match Cli::parse().command {
         Command::Test(args) => test::run(&args),
         Command::Faults(args) => faults::run(&args),
+        Command::Fuzz(args) => fuzz::run(&args),
         Command::Sim(args) => release::run("postrider-simulation", &args),
         Command::Bench(args) => release::run("postrider-bench", &args),
         Command::Services(command) => services::run(&command),

@@ -12,7 +12,7 @@ use std::process::{Child, ExitCode, ExitStatus};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use postrider_servers::postgres::SharedServers;
+use postrider_servers::{postgres, rabbitmq};
 use rustix::process::{Pid, Signal, kill_process};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -30,10 +30,36 @@ pub(crate) enum Command {
     /// Starts them with their addresses in the environment, runs the command, ends them; without a
     /// command prints the environment and runs until Ctrl-C.
     Run {
+        /// Start RabbitMQ as well, which takes five seconds.
+        #[arg(long)]
+        rabbitmq: bool,
         /// The command and its arguments, after `--`.
         #[arg(last = true)]
         command: Vec<OsString>,
     },
+}
+
+/// The servers that tests share. They end with this value.
+pub(crate) struct SharedServers {
+    postgres: postgres::SharedServers,
+    rabbitmq: Option<rabbitmq::Shared>,
+}
+
+impl SharedServers {
+    /// Starts those that the environment does not name already.
+    pub(crate) fn start(with_rabbitmq: bool) -> Result<Self> {
+        let starting = with_rabbitmq.then(|| std::thread::spawn(rabbitmq::Shared::start));
+        let postgres = postgres::SharedServers::start()?;
+        let started = starting
+            .map(|thread| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+        Ok(Self { postgres, rabbitmq: started.transpose()? })
+    }
+
+    /// What a test process needs in its environment to find them.
+    pub(crate) fn environment(&self) -> Vec<(&'static str, String)> {
+        let rabbitmq = self.rabbitmq.as_ref().and_then(rabbitmq::Shared::environment);
+        self.postgres.environment().into_iter().chain(rabbitmq).collect()
+    }
 }
 
 /// Installs or runs.
@@ -43,10 +69,10 @@ pub(crate) fn run(command: &Command) -> Result<ExitCode> {
             println!("{}", tools::install()?);
             Ok(ExitCode::SUCCESS)
         }
-        Command::Run { command } => {
+        Command::Run { rabbitmq, command } => {
             // Before the servers start: from then on nothing but their end ends this process.
             let mut signals = Signals::new([SIGINT, SIGTERM]).context("watch for signals")?;
-            let servers = SharedServers::start()?;
+            let servers = SharedServers::start(*rabbitmq)?;
             match command.split_first() {
                 Some((program, arguments)) => beside(&servers, &mut signals, program, arguments),
                 None => foreground(&servers, &mut signals),

@@ -7,10 +7,10 @@ mod drain;
 mod held;
 mod idle;
 mod latency;
-mod paced;
+pub(crate) mod paced;
 mod prune;
-mod server;
-mod tables;
+pub(crate) mod server;
+pub(crate) mod tables;
 mod writer;
 
 use anyhow::Result;
@@ -19,14 +19,23 @@ use postrider_servers::postgres::Version;
 
 use crate::figure::Report;
 use crate::world::runtime;
-use server::Measured;
+use server::{Measured, WalLevel};
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
-enum Postgres {
+pub(crate) enum Postgres {
     #[value(name = "15")]
     V15,
     #[value(name = "18")]
     V18,
+}
+
+impl From<Postgres> for Version {
+    fn from(version: Postgres) -> Self {
+        match version {
+            Postgres::V15 => Self::V15,
+            Postgres::V18 => Self::V18,
+        }
+    }
 }
 
 /// What can be set.
@@ -69,10 +78,7 @@ pub(crate) fn run(report: &mut Report, args: &Args, runs: usize, smoke: bool) ->
         held_seconds: args.held_seconds,
         prune_rows: args.prune_rows,
     };
-    let measured = Measured::launch(match args.postgres {
-        Postgres::V15 => Version::V15,
-        Postgres::V18 => Version::V18,
-    })?;
+    let measured = Measured::launch(args.postgres.into(), WalLevel::Replica)?;
     runtime()?.block_on(async {
         if report.wants("drain") {
             drain::measure(report, &measured, &setting).await?;

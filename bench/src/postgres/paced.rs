@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use async_trait::async_trait;
 use postrider_core::{Capabilities, Chain, EventId, Outcome, Publish, Result as SeamResult, Sink};
-use postrider_relay::Relay;
+use postrider_relay::{Relay, RelayStatus};
 use postrider_servers::postgres::Database;
 use postrider_store_postgres::PostgresStore;
 use tokio::task::JoinSet;
@@ -23,8 +23,8 @@ use crate::world::{PAYLOAD_BYTES, relay_named};
 
 /// Events a second.
 pub(crate) const RATE: u32 = 1_000;
-/// Each appends an event in 8 ms: several times what a commit takes.
-const WRITERS: u32 = 8;
+/// Each writer appends an event in 8 ms: several times what a commit takes.
+const EVENTS_A_WRITER: u32 = 125;
 /// Longest wait for the last confirmations.
 const GIVE_UP: Duration = Duration::from_secs(30);
 
@@ -72,25 +72,33 @@ impl Sink for Noting {
 /// A running relay whose sink notes times.
 pub(crate) struct Attached {
     sink: Arc<Noting>,
+    status: RelayStatus,
     stop: CancellationToken,
     tasks: JoinSet<SeamResult<()>>,
 }
 
 impl Attached {
     pub(crate) fn to(store: &PostgresStore) -> Result<Self> {
+        Self::with(|sink| relay_named("paced", Arc::new(store.clone()), sink))
+    }
+
+    /// Whatever relay is made for the sink.
+    pub(crate) fn with(relay: impl FnOnce(Arc<dyn Sink>) -> Result<Relay>) -> Result<Self> {
         let sink = Arc::new(Noting::default());
-        let relay = relay_named("paced", Arc::new(store.clone()), Arc::clone(&sink) as _)?;
+        let relay = relay(Arc::clone(&sink) as _)?;
+        let status = relay.status();
         let stop = CancellationToken::new();
         let mut tasks = JoinSet::new();
         tasks.spawn(Relay::run(relay, stop.clone()));
-        Ok(Self { sink, stop, tasks })
+        Ok(Self { sink, status, stop, tasks })
     }
 
     /// Waits until `id` is confirmed.
     pub(crate) async fn confirms(&self, id: EventId) -> Result<()> {
         let give_up = Instant::now() + GIVE_UP;
         while !self.sink.confirmed().contains_key(&id) {
-            ensure!(Instant::now() < give_up, "an event was not confirmed");
+            let late = Instant::now() >= give_up;
+            ensure!(!late, "an event was not confirmed: {:?}", self.status.snapshot());
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
         Ok(())
@@ -151,15 +159,21 @@ pub(crate) const APPEND: &str = "SELECT postrider.append($1, 'orders', 'OrderPla
 /// Sessions that append at the fixed rate.
 pub(crate) struct Writers {
     sessions: Vec<Arc<Session>>,
+    rate: u32,
 }
 
 impl Writers {
     pub(crate) async fn connect(database: &Database) -> Result<Self> {
+        Self::at(RATE, database).await
+    }
+
+    /// Another rate, in events a second.
+    pub(crate) async fn at(rate: u32, database: &Database) -> Result<Self> {
         let mut sessions = Vec::new();
-        for _ in 0..WRITERS {
+        for _ in 0..rate.div_ceil(EVENTS_A_WRITER) {
             sessions.push(Arc::new(Session::open(database).await?));
         }
-        Ok(Self { sessions })
+        Ok(Self { sessions, rate })
     }
 
     /// Appends for so long, or until told to stop.
@@ -170,8 +184,10 @@ impl Writers {
     ) -> Result<Vec<Appended>> {
         let began = Instant::now();
         let mut writers = JoinSet::new();
+        let events = (Duration::from_secs(1) / self.rate, self.sessions.len());
         for (number, session) in (0..).zip(&self.sessions) {
-            writers.spawn(write(Arc::clone(session), number, began, how_long, stop.clone()));
+            let pace = Pace { began, how_long, first: number, events };
+            writers.spawn(write(Arc::clone(session), pace, stop.clone()));
         }
         let mut appended = Vec::new();
         while let Some(done) = writers.join_next().await {
@@ -181,18 +197,27 @@ impl Writers {
     }
 }
 
-async fn write(
-    session: Arc<Session>,
-    first: u32,
+/// When one of several writers appends.
+struct Pace {
     began: Instant,
     how_long: Duration,
+    /// The number of its first event.
+    first: u32,
+    /// The time from one event to the next, of whatever writer, and how many writers there are.
+    events: (Duration, usize),
+}
+
+async fn write(
+    session: Arc<Session>,
+    pace: Pace,
     stop: CancellationToken,
 ) -> Result<Vec<Appended>> {
+    let Pace { began, how_long, first, events: (each, writers) } = pace;
     let statement = session.prepare(APPEND).await?;
     let payload = vec![b'x'; PAYLOAD_BYTES];
     let mut appended = Vec::new();
-    for n in (first..).step_by(WRITERS as usize) {
-        let offset = Duration::from_secs(1) / RATE * n;
+    for n in (first..).step_by(writers) {
+        let offset = each * n;
         if offset >= how_long || stop.is_cancelled() {
             break;
         }

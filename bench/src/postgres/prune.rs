@@ -21,12 +21,19 @@ use crate::figure::{Goal, Report, Samples};
 /// Everything that is passed goes at once.
 const POLICY: RetentionPolicy =
     RetentionPolicy { keep: Duration::ZERO, batch: 10_000, dry_run: false };
-/// Between two calls: as long as a checkpoint takes.
-const BETWEEN: Duration = Duration::from_millis(100);
+/// As many segments as are in use where events are kept for a time.
+const SEGMENTS: u64 = 8;
+/// Between two calls, for each second that the last one took and at most: as a relay does.
+const PAUSE_FOR_EACH: u32 = 149;
+const MAX_PAUSE: Duration = Duration::from_secs(30);
+/// To see that everything runs takes no such pauses.
+const SMOKE_PAUSE: Duration = Duration::from_millis(50);
+/// Before a call is made again that found all of it in use.
+const AGAIN: Duration = Duration::from_millis(100);
 /// Writers are watched for at least so long: enough events for a 99th percentile.
 const WINDOW: Duration = Duration::from_secs(2);
 const SMOKE_WINDOW: Duration = Duration::from_millis(500);
-const GIVE_UP: Duration = Duration::from_secs(120);
+const GIVE_UP: Duration = Duration::from_secs(400);
 
 /// The consumer has passed the newest tick.
 const PASS: &str = "INSERT INTO postrider.checkpoint (outbox, consumer, partition, position)
@@ -57,7 +64,8 @@ pub(crate) async fn measure(
         .await?;
     let writers = Writers::connect(&database).await?;
     let window = if setting.smoke { SMOKE_WINDOW } else { WINDOW };
-    let bench = Bench { measured, database: &database, store, session, writers, window };
+    let longest = if setting.smoke { SMOKE_PAUSE } else { MAX_PAUSE };
+    let bench = Bench { measured, database: &database, store, session, writers, window, longest };
     let (rows, less) = (setting.prune_rows(), setting.prune_rows() / 10);
     let most = |goal| Some(Goal::AtMost(goal));
     let (mut work, mut until_gone) = (Vec::new(), Vec::new());
@@ -92,11 +100,16 @@ struct Bench<'a> {
     session: Session,
     writers: Writers,
     window: Duration,
+    /// Longest pause between two calls.
+    longest: Duration,
 }
 
 impl Bench<'_> {
     async fn prune(&self, rows: u64, hold: bool) -> Result<Pruning> {
-        tables::fill(&self.session, rows, 100_000).await?;
+        for _ in 0..SEGMENTS {
+            tables::fill(&self.session, rows.div_ceil(SEGMENTS), 100_000).await?;
+            self.session.run("SELECT postrider.outbox_rotate(0)").await?;
+        }
         self.session.run("SELECT postrider.outbox_tick(0)").await?;
         self.session.run(PASS).await?;
         let last = self.session.number("SELECT max(seq) FROM postrider.outbox").await?;
@@ -128,8 +141,8 @@ impl Bench<'_> {
     }
 
     /// Prunes until the rows up to `last` are gone, and for at least the window; then stops the
-    /// writers. The time of the call that emptied the table, without those that found it in use,
-    /// and the time from the first call on.
+    /// writers. The time of the calls that emptied a segment, without those that found all of it
+    /// in use, and the time from the first call on.
     async fn work(
         &self,
         last: i64,
@@ -141,6 +154,7 @@ impl Bench<'_> {
             "SELECT count(*) FROM (SELECT FROM postrider.outbox WHERE seq <= {last} LIMIT 1) AS r"
         );
         let (began, mut held, mut gone) = (Instant::now(), held, None);
+        let mut work = Duration::ZERO;
         while gone.is_none() || began.elapsed() < self.window {
             ensure!(began.elapsed() < GIVE_UP, "rows up to {last} were not pruned");
             if let Some(session) = held.filter(|_| began.elapsed() >= self.window) {
@@ -148,14 +162,21 @@ impl Bench<'_> {
                 session.run("COMMIT").await?;
                 held = None;
             }
+            let mut pause = AGAIN;
             if gone.is_none() {
                 let call = Instant::now();
-                self.store.prune(None, &POLICY).await?;
-                let work = call.elapsed();
+                let pruned = self.store.prune(None, &POLICY).await?;
+                let took = call.elapsed();
+                if pruned.events > 0 {
+                    work += took;
+                    pause = self.longest.min(took * PAUSE_FOR_EACH);
+                }
                 let is_gone = self.session.number(&left).await? == 0;
                 gone = is_gone.then(|| (work, began.elapsed()));
             }
-            tokio::time::sleep(BETWEEN).await;
+            if gone.is_none() || began.elapsed() < self.window {
+                tokio::time::sleep(pause).await;
+            }
         }
         drop(stop);
         Ok(gone.unwrap_or_default())

@@ -15,24 +15,35 @@ use tokio::task::JoinSet;
 
 /// Memory and log as for a server that does something; checkpoints so seldom that none falls into
 /// one half of a pair only. The log in one file that the figures can read.
-const SETTINGS: [&str; 8] = [
+const SETTINGS: [&str; 7] = [
     "shared_buffers = 1GB",
     "max_wal_size = 16GB",
     "checkpoint_timeout = 1h",
-    "wal_level = replica",
     "logging_collector = on",
     "log_directory = 'log'",
     "log_filename = 'server.log'",
     "log_rotation_size = 0",
 ];
 
+/// What the server writes into its log.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum WalLevel {
+    /// PostgreSQL's default.
+    Replica,
+    /// What reading the log needs.
+    Logical,
+}
+
 pub(crate) struct Measured {
     server: Server,
 }
 
 impl Measured {
-    pub(crate) fn launch(version: Version) -> Result<Self> {
-        let options = Options::new(version).durable();
+    pub(crate) fn launch(version: Version, level: WalLevel) -> Result<Self> {
+        let options = Options::new(version).durable().setting(match level {
+            WalLevel::Replica => "wal_level = replica",
+            WalLevel::Logical => "wal_level = logical",
+        });
         let options = SETTINGS.into_iter().fold(options, Options::setting);
         Ok(Self { server: options.launch().context("start PostgreSQL")? })
     }

@@ -17,7 +17,9 @@ use postrider_store_memory::MemoryStore;
 use postrider_store_sqlite::{SqliteOptions, SqliteStore};
 
 use crate::figure::{Goal, Report, Samples};
-use crate::world::{Maker, clock, drain, per_second, relay, runtime, sqlite_with_backlog};
+use crate::world::{
+    Maker, clock, drain, peak_kib, per_second, relay, runtime, sqlite_with_backlog,
+};
 
 pub(crate) fn run(report: &mut Report, runs: usize, smoke: bool) -> Result<()> {
     let runs = if smoke { 1 } else { runs };
@@ -101,16 +103,13 @@ fn peak_memory(events: u64) -> Result<f64> {
     Ok(kib / 1_024.0)
 }
 
-/// Drains and prints the process's peak memory in KiB, as Linux counts it.
+/// Drains and prints the process's peak memory in KiB.
 pub(crate) fn drain_and_tell(database: &Path, file: &Path, events: u64) -> Result<()> {
     runtime()?.block_on(async {
         let store = SqliteStore::open(SqliteOptions::new(database)).await?;
         let sink = Arc::new(JsonLines::new(&JsonlConfig::file(file), clock())?);
         drain(relay(Arc::new(store), sink)?, events).await
     })?;
-    let status = std::fs::read_to_string("/proc/self/status").context("read /proc/self/status")?;
-    let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
-    let kib = peak.context("the system does not tell the peak memory")?;
-    println!("{}", kib.trim().trim_end_matches(" kB"));
+    println!("{}", peak_kib()?);
     Ok(())
 }

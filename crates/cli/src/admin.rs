@@ -21,6 +21,7 @@ use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
+use crate::compose::{Log, STATES};
 use crate::config::AdminConfig;
 
 /// Where the listener is when nothing is said.
@@ -129,21 +130,37 @@ async fn ready(State(admin): State<Admin>) -> Response {
     (StatusCode::SERVICE_UNAVAILABLE, text).into_response()
 }
 
-/// Keeps the metrics that only the database knows: what is pending, and for how long.
+/// What only the database knows.
+pub(crate) struct Watched {
+    /// What is pending, and for how long.
+    pub(crate) store: Arc<dyn RelayStore>,
+    /// How the log stands, where the source is read from one.
+    pub(crate) log: Option<Arc<dyn Log>>,
+}
+
+/// Keeps the metrics that only the database knows.
 pub(crate) async fn watch_standing(
-    store: Arc<dyn RelayStore>,
+    watched: Watched,
     metrics: PrometheusHandle,
     stop: CancellationToken,
 ) {
     let mut upkeep = tokio::time::interval(UPKEEP_EVERY);
     let mut standing = tokio::time::interval(STANDING_EVERY);
     standing.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-    let mut known = true;
+    let (mut known, mut log_known) = (true, true);
     loop {
         tokio::select! {
             () = stop.cancelled() => return,
             _ = upkeep.tick() => metrics.run_upkeep(),
-            _ = standing.tick() => known = record_standing(&*store, known).await,
+            _ = standing.tick() => {
+                if let Some(log) = &watched.log {
+                    record_mirror(&**log);
+                }
+                known = record_standing(&*watched.store, known).await;
+                if let Some(log) = watched.log.as_ref().filter(|_| known) {
+                    log_known = record_log(&**log, log_known).await;
+                }
+            }
         }
     }
 }
@@ -174,6 +191,43 @@ async fn record_standing(store: &dyn RelayStore, known: bool) -> bool {
         gauge("postrider_lag_seconds", &labels, lag);
     }
     true
+}
+
+/// As [`record_standing`].
+async fn record_log(log: &dyn Log, known: bool) -> bool {
+    let standing = match log.standing().await {
+        Ok(standing) => standing,
+        Err(error) => {
+            if known {
+                tracing::warn!(error = error.chain(), "how the log stands is not known for now");
+            }
+            return false;
+        }
+    };
+    let state = STATES.iter().position(|state| *state == standing.state).unwrap_or(STATES.len());
+    metrics::gauge!("postrider_wal_slot_state").set(to_f64(state as u64));
+    // What is not known, such as the room where nothing bounds it, has no value.
+    let bytes = |bytes: Option<u64>| bytes.map_or(f64::NAN, to_f64);
+    metrics::gauge!("postrider_wal_retained_bytes").set(bytes(standing.retained_bytes));
+    metrics::gauge!("postrider_wal_safe_bytes").set(bytes(standing.safe_bytes));
+    let lost_in = standing.lost_in.map_or(f64::NAN, |left| left.as_secs_f64());
+    metrics::gauge!("postrider_wal_lost_in_seconds").set(lost_in);
+    for one in &standing.consumers {
+        let label = [("sink", one.name.clone())];
+        metrics::gauge!("postrider_wal_lag_bytes", &label).set(bytes(one.lag_bytes));
+    }
+    metrics::counter!("postrider_wal_catch_ups_total").absolute(standing.catch_ups);
+    metrics::counter!("postrider_wal_reconnects_total").absolute(standing.reconnects);
+    metrics::counter!("postrider_wal_unknown_messages_total").absolute(standing.unknown_messages);
+    true
+}
+
+/// Known without the database.
+fn record_mirror(log: &dyn Log) {
+    for (sink, behind) in log.mirror_behind() {
+        let name = "postrider_wal_mirror_behind_seconds";
+        metrics::gauge!(name, "sink" => sink).set(behind.as_secs_f64());
+    }
 }
 
 fn gauge(name: &'static str, labels: &[(&'static str, String); 2], value: f64) {

@@ -139,6 +139,9 @@ pub(crate) struct DemoArgs {
     /// Keep the data in this folder instead of a temporary one
     #[arg(long, value_name = "FOLDER")]
     pub(crate) data: Option<PathBuf>,
+    /// Deliver to a local Service Bus too, and show what arrives by session instead of by webhook
+    #[arg(long)]
+    pub(crate) servicebus: bool,
     /// Where the contacts service listens; without it 127.0.0.1:8080 or a free port
     #[arg(long, value_name = "ADDRESS")]
     pub(crate) listen: Option<SocketAddr>,

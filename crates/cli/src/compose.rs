@@ -6,8 +6,23 @@
 
 #[cfg(feature = "jsonl")]
 mod jsonl;
+mod log;
+#[cfg(any(feature = "nats", feature = "rabbitmq", feature = "redis", feature = "webhook"))]
+mod message;
+#[cfg(feature = "nats")]
+mod nats;
 #[cfg(feature = "postgres")]
 mod postgres;
+#[cfg(feature = "postgres")]
+mod postgres_feed;
+#[cfg(feature = "postgres")]
+mod postgres_wal;
+#[cfg(feature = "rabbitmq")]
+mod rabbitmq;
+#[cfg(feature = "redis")]
+mod redis;
+#[cfg(feature = "servicebus")]
+mod servicebus;
 #[cfg(feature = "sqlite")]
 mod sqlite;
 #[cfg(feature = "webhook")]
@@ -24,10 +39,22 @@ use crate::config::keys::{Key, Kind};
 use crate::config::value::Fields;
 use crate::config::{Place, Problem, SinkConfig, SourceConfig};
 
+pub(crate) use log::{Log, LogMirror, LogStanding, MirrorConsumer, STATES};
+
 #[cfg(not(any(feature = "postgres", feature = "sqlite")))]
 compile_error!("postrider needs a source: build with --features sqlite or postgres");
-#[cfg(not(any(feature = "jsonl", feature = "webhook")))]
-compile_error!("postrider needs a sink: build with --features jsonl or webhook");
+#[cfg(not(any(
+    feature = "jsonl",
+    feature = "nats",
+    feature = "rabbitmq",
+    feature = "redis",
+    feature = "servicebus",
+    feature = "webhook"
+)))]
+compile_error!(
+    "postrider needs a sink: build with --features jsonl, nats, rabbitmq, redis, servicebus or \
+     webhook"
+);
 
 /// What to do about missing or older tables.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -63,6 +90,8 @@ pub(crate) struct Opened {
     pub(crate) shown: String,
     /// The version of the tables.
     pub(crate) schema_version: i64,
+    /// The database's log, where the source is read from it.
+    pub(crate) log: Option<Arc<dyn Log>>,
     /// Beside what every source has in common.
     look: Look,
 }
@@ -83,13 +112,23 @@ pub(crate) const SOURCE_KINDS: &[Kind] = &[
     #[cfg(feature = "sqlite")]
     sqlite::KIND,
     #[cfg(feature = "postgres")]
-    postgres::KIND,
+    postgres_feed::KIND,
+    #[cfg(feature = "postgres")]
+    postgres_wal::KIND,
 ];
 
 /// The sinks of this build.
 pub(crate) const SINK_KINDS: &[Kind] = &[
     #[cfg(feature = "webhook")]
     webhook::KIND,
+    #[cfg(feature = "servicebus")]
+    servicebus::KIND,
+    #[cfg(feature = "nats")]
+    nats::KIND,
+    #[cfg(feature = "rabbitmq")]
+    rabbitmq::KIND,
+    #[cfg(feature = "redis")]
+    redis::KIND,
     #[cfg(feature = "jsonl")]
     jsonl::KIND,
 ];
@@ -100,8 +139,18 @@ pub(crate) const ABSENT: &[(&str, &str)] = &[
     ("sqlite", "sqlite"),
     #[cfg(not(feature = "postgres"))]
     ("postgres-feed", "postgres"),
+    #[cfg(not(feature = "postgres"))]
+    ("postgres-wal", "postgres"),
     #[cfg(not(feature = "webhook"))]
     ("webhook", "webhook"),
+    #[cfg(not(feature = "servicebus"))]
+    ("servicebus", "servicebus"),
+    #[cfg(not(feature = "nats"))]
+    ("nats", "nats"),
+    #[cfg(not(feature = "rabbitmq"))]
+    ("rabbitmq", "rabbitmq"),
+    #[cfg(not(feature = "redis"))]
+    ("redis", "redis"),
     #[cfg(not(feature = "jsonl"))]
     ("jsonl", "jsonl"),
 ];
@@ -112,18 +161,23 @@ pub(crate) fn show_source(config: &SourceConfig) -> String {
         #[cfg(feature = "sqlite")]
         sqlite::NAME => sqlite::show(config),
         #[cfg(feature = "postgres")]
-        postgres::NAME => postgres::show(config),
+        postgres_feed::NAME | postgres_wal::NAME => postgres::show(config.kind, config),
         kind => kind.to_owned(),
     }
 }
 
 /// The SQL that `init` would run, for review.
-pub(crate) fn schema_sql(config: &SourceConfig) -> String {
+///
+/// # Errors
+/// What the source's own rules refuse.
+pub(crate) fn schema_sql(config: &SourceConfig) -> Result<String> {
     match config.kind {
         #[cfg(feature = "sqlite")]
-        sqlite::NAME => sqlite::schema_sql(),
+        sqlite::NAME => Ok(sqlite::schema_sql()),
         #[cfg(feature = "postgres")]
-        postgres::NAME => postgres::schema_sql(config),
+        postgres_feed::NAME => Ok(postgres_feed::schema_sql(config)),
+        #[cfg(feature = "postgres")]
+        postgres_wal::NAME => Ok(postgres_wal::schema_sql(config)?),
         kind => unknown(kind),
     }
 }
@@ -139,8 +193,24 @@ pub(crate) fn check_source(config: &SourceConfig, problems: &mut Vec<Problem>) {
         #[cfg(feature = "sqlite")]
         sqlite::NAME => problems.extend(sqlite::check(config)),
         #[cfg(feature = "postgres")]
-        postgres::NAME => problems.extend(postgres::check(config)),
+        postgres_feed::NAME => problems.extend(postgres_feed::check(config)),
+        #[cfg(feature = "postgres")]
+        postgres_wal::NAME => problems.extend(postgres_wal::check(config)),
         kind => unknown(kind),
+    }
+}
+
+/// Refuses sinks that can't be fed from this source.
+#[cfg_attr(not(feature = "postgres"), expect(unused_variables, reason = "the log's rule alone"))]
+pub(crate) fn check_sinks(
+    source: &SourceConfig,
+    sinks: &[SinkConfig],
+    problems: &mut Vec<Problem>,
+) {
+    match source.kind {
+        #[cfg(feature = "postgres")]
+        postgres_wal::NAME => problems.extend(sinks.iter().filter_map(postgres_wal::check_sink)),
+        _ => {}
     }
 }
 
@@ -153,7 +223,9 @@ pub(crate) async fn open_source(config: &SourceConfig, schema: OnSchema) -> Resu
         #[cfg(feature = "sqlite")]
         sqlite::NAME => sqlite::open(config, schema).await,
         #[cfg(feature = "postgres")]
-        postgres::NAME => postgres::open(config, schema).await,
+        postgres_feed::NAME => postgres_feed::open(config, schema).await,
+        #[cfg(feature = "postgres")]
+        postgres_wal::NAME => postgres_wal::open(config, schema).await,
         kind => unknown(kind),
     }
 }
@@ -166,6 +238,14 @@ pub(crate) fn open_sink(config: &SinkConfig) -> Result<Arc<dyn Sink>, Problem> {
     let made = match config.kind {
         #[cfg(feature = "webhook")]
         webhook::NAME => webhook::open(config),
+        #[cfg(feature = "servicebus")]
+        servicebus::NAME => servicebus::open(config),
+        #[cfg(feature = "nats")]
+        nats::NAME => nats::open(config),
+        #[cfg(feature = "rabbitmq")]
+        rabbitmq::NAME => rabbitmq::open(config),
+        #[cfg(feature = "redis")]
+        redis::NAME => redis::open(config),
         #[cfg(feature = "jsonl")]
         jsonl::NAME => jsonl::open(config),
         kind => unknown(kind),

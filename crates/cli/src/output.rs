@@ -213,6 +213,21 @@ pub(crate) fn time(at: Timestamp) -> String {
     }
 }
 
+/// A size, for people: two digits or three.
+pub(crate) fn size(bytes: u64) -> String {
+    let units = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
+    let (mut whole, mut tenths, mut unit) = (bytes, 0, 0);
+    while whole >= 1024 {
+        tenths = whole % 1024 * 10 / 1024;
+        whole /= 1024;
+        unit += 1;
+    }
+    match (unit, whole) {
+        (1.., 0..10) => format!("{whole}.{tenths} {}", units[unit]),
+        _ => format!("{whole} {}", units[unit]),
+    }
+}
+
 /// A rough length of time for people: `0s`, `340ms`, `12s`, `5m 3s`, `2h 10m`, `3d 4h`.
 pub(crate) fn roughly(duration: Duration) -> String {
     let ms = duration.as_millis();
@@ -229,6 +244,20 @@ pub(crate) fn roughly(duration: Duration) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn sizes_have_the_unit_that_makes_them_short() {
+        for (bytes, text) in [
+            (0, "0 B"),
+            (1023, "1023 B"),
+            (1024, "1.0 KiB"),
+            (1536, "1.5 KiB"),
+            (16 << 20, "16 MiB"),
+            (u64::MAX, "15 EiB"),
+        ] {
+            assert_eq!(size(bytes), text);
+        }
+    }
 
     #[test]
     fn control_characters_and_direction_marks_are_escaped() {

@@ -50,6 +50,10 @@
 //! | `relay` | yes | [`relay`]: the relay and subscriptions |
 //! | `jsonl` | yes | [`sinks::jsonl`]: events as JSON lines |
 //! | `webhook` | no | [`sinks::webhook`](sinks): events as signed HTTP requests |
+//! | `nats` | no | [`sinks::nats`](sinks): events as messages of NATS JetStream |
+//! | `rabbitmq` | no | [`sinks::rabbitmq`](sinks): events as messages of RabbitMQ |
+//! | `redis` | no | [`sinks::redis`](sinks): events as entries of Redis streams |
+//! | `servicebus` | no | [`sinks::servicebus`](sinks): events as Azure Service Bus messages |
 
 extern crate self as postrider;
 

@@ -7,6 +7,18 @@
 #[cfg(feature = "jsonl")]
 #[doc(inline)]
 pub use postrider_sink_jsonl as jsonl;
+#[cfg(feature = "nats")]
+#[doc(inline)]
+pub use postrider_sink_nats as nats;
+#[cfg(feature = "rabbitmq")]
+#[doc(inline)]
+pub use postrider_sink_rabbitmq as rabbitmq;
+#[cfg(feature = "redis")]
+#[doc(inline)]
+pub use postrider_sink_redis as redis;
+#[cfg(feature = "servicebus")]
+#[doc(inline)]
+pub use postrider_sink_servicebus as servicebus;
 #[cfg(feature = "webhook")]
 #[doc(inline)]
 pub use postrider_sink_webhook as webhook;

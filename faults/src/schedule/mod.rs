@@ -1,11 +1,13 @@
 //! What one schedule does, derived from its seed, number, source and sink alone.
 //!
 //! What lives here: the plan of a schedule, and its derivation for SQLite. What does not: that for
-//! PostgreSQL (`postgres.rs`), and carrying it out.
+//! PostgreSQL (`postgres.rs`, `postgres_wal.rs`), and carrying it out.
 //! Invariant: the same seed, number, source and sink give the same plan, whatever ran before; every
 //! kind of fault comes up within a round of themes, because each has its turn to be the theme.
 
+mod fault;
 mod postgres;
+mod postgres_wal;
 
 use std::fmt;
 use std::time::Duration;
@@ -14,6 +16,8 @@ use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use serde::Serialize;
 use sha2::{Digest, Sha256};
+
+pub use fault::{Fault, Outage, ServerEnd, Side, SlotFault, WireFault};
 
 /// Time to live of a lease in every schedule: short, so that a take-over fits into one.
 pub const LEASE_TTL: Duration = Duration::from_millis(600);
@@ -43,6 +47,8 @@ pub enum SourceKind {
     Sqlite,
     /// The outbox in PostgreSQL, read as a feed.
     PostgresFeed,
+    /// The outbox in PostgreSQL, read from the write-ahead log.
+    PostgresWal,
 }
 
 impl SourceKind {
@@ -51,6 +57,7 @@ impl SourceKind {
         match self {
             Self::Sqlite => SQLITE_THEMES,
             Self::PostgresFeed => postgres::THEMES,
+            Self::PostgresWal => postgres_wal::THEMES,
         }
     }
 }
@@ -60,6 +67,7 @@ impl fmt::Display for SourceKind {
         f.write_str(match self {
             Self::Sqlite => "sqlite",
             Self::PostgresFeed => "postgres-feed",
+            Self::PostgresWal => "postgres-wal",
         })
     }
 }
@@ -72,6 +80,28 @@ pub enum SinkKind {
     Webhook,
     /// Lines in a file.
     Jsonl,
+    /// Messages of Azure Service Bus, to the emulator.
+    Servicebus,
+    /// Messages in a stream of NATS JetStream.
+    Nats,
+}
+
+impl SinkKind {
+    /// Whether it can be out of order for a while.
+    pub fn takes_outages(self) -> bool {
+        match self {
+            Self::Webhook | Self::Servicebus | Self::Nats => true,
+            Self::Jsonl => false,
+        }
+    }
+
+    /// Whether it can refuse a few events for good until the faults are over.
+    pub fn refuses(self) -> bool {
+        match self {
+            Self::Webhook | Self::Nats => true,
+            Self::Jsonl | Self::Servicebus => false,
+        }
+    }
 }
 
 impl fmt::Display for SinkKind {
@@ -79,169 +109,10 @@ impl fmt::Display for SinkKind {
         f.write_str(match self {
             Self::Webhook => "webhook",
             Self::Jsonl => "jsonl",
+            Self::Servicebus => "servicebus",
+            Self::Nats => "nats",
         })
     }
-}
-
-/// How the receiver answers while it has an outage.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-pub enum Outage {
-    /// 500 to everything.
-    ServerError,
-    /// 429 with `Retry-After: 1` to everything.
-    Throttled,
-    /// Requests are read, taken, and never answered.
-    Silent,
-    /// Connections are cut before anything is read.
-    Refused,
-}
-
-/// One thing that goes wrong.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub enum Fault {
-    /// A relay dies by SIGKILL and is started again.
-    Kill {
-        /// Which relay.
-        slot: usize,
-        /// How long until its next start.
-        down: Duration,
-    },
-    /// A relay dies at a named place, and is started again.
-    Failpoint {
-        /// Which relay.
-        slot: usize,
-        /// The place.
-        name: &'static str,
-        /// At which passage.
-        count: u32,
-    },
-    /// A relay is stopped by SIGSTOP for longer than its lease lasts, then goes on.
-    Pause {
-        /// Which relay.
-        slot: usize,
-        /// How long.
-        length: Duration,
-    },
-    /// A relay is told to stop by SIGTERM and another is started.
-    HandOver {
-        /// Which relay.
-        slot: usize,
-    },
-    /// A writer dies by SIGKILL, perhaps in the middle of a transaction.
-    KillWriter {
-        /// Which writer.
-        writer: usize,
-    },
-    /// A process that is neither relay nor writer holds the database's write lock.
-    Lock {
-        /// How long.
-        length: Duration,
-    },
-    /// The disk that the schedule has made small is full.
-    FillDisk {
-        /// How long.
-        length: Duration,
-    },
-    /// The wall clock of all processes jumps.
-    MoveClock {
-        /// How far, forth or back.
-        by_seconds: i64,
-    },
-    /// Somebody asks for parked events to be sent again while they are still refused.
-    Requeue,
-    /// A process that is no more has left the beginning of a line at the end of the file.
-    TearLine,
-    /// The receiver takes nothing, or does not say so.
-    Outage {
-        /// How.
-        kind: Outage,
-        /// How long.
-        length: Duration,
-    },
-    /// The database server ends and is started again.
-    RestartServer {
-        /// How it ends.
-        how: ServerEnd,
-        /// How long until its next start.
-        down: Duration,
-    },
-    /// Sessions are ended by `pg_terminate_backend`.
-    Terminate {
-        /// Whose.
-        whose: Side,
-    },
-    /// The way to the database is disturbed.
-    Wire {
-        /// Whose.
-        whose: Side,
-        /// How.
-        how: WireFault,
-        /// How long, where it lasts.
-        length: Duration,
-    },
-    /// A transaction that has written events stays open, or is prepared, for a while.
-    OpenTransaction {
-        /// How long.
-        length: Duration,
-        /// Whether it is prepared meanwhile.
-        prepared: bool,
-    },
-    /// The server takes no writes.
-    ReadOnly {
-        /// How long.
-        length: Duration,
-    },
-    /// The number of partitions is doubled.
-    RaisePartitions,
-    /// A copy of the server is promoted, and takes its place a while later: what was committed
-    /// meanwhile never was.
-    Replace {
-        /// How much later.
-        lag: Duration,
-    },
-}
-
-/// How a database server ends.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-pub enum ServerEnd {
-    /// In order.
-    Fast,
-    /// At once; it recovers from its log.
-    Immediate,
-    /// By SIGKILL to all of its processes.
-    Kill,
-}
-
-/// Whose sessions and connections a fault is about.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-pub enum Side {
-    /// One relay's.
-    Relay(usize),
-    /// All relays'.
-    Relays,
-    /// The writers'.
-    Writers,
-    /// Everybody's.
-    All,
-}
-
-/// What happens on the way to a database server.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-pub enum WireFault {
-    /// Connections are closed.
-    Close,
-    /// Connections are reset.
-    Reset,
-    /// Every connection is closed after so many bytes of answers.
-    CutAfter(u64),
-    /// What is sent is swallowed; then connections are closed.
-    BlackHole,
-    /// What is sent is held back, and delivered late.
-    Freeze,
-    /// Each piece is late by so many milliseconds.
-    Delay(u64),
-    /// New connections are refused, and open ones reset.
-    Refuse,
 }
 
 /// What a PostgreSQL server of a schedule is like.
@@ -257,6 +128,8 @@ pub struct PostgresPlan {
     pub replaced: bool,
     /// Whether its data stands on a small disk.
     pub small_disk: bool,
+    /// Whether it is read from its log.
+    pub wal: bool,
 }
 
 /// A fault and when it begins, counted from the start of the writers.
@@ -292,7 +165,8 @@ pub struct Moods {
     pub slow: u32,
     /// The connection is closed after the answer, without a word.
     pub closed: u32,
-    /// One event out of so many is refused with 400 until the faults are over; 0: none.
+    /// One event out of so many is refused with 400 until the faults are over; 0: none. A stream
+    /// refuses the large ones instead.
     pub refused_one_in: u64,
 }
 
@@ -327,6 +201,10 @@ pub struct Schedule {
     pub moods: Moods,
     /// The server, for a PostgreSQL source.
     pub postgres: Option<PostgresPlan>,
+    /// Whether a sink of the other kind stands beside the first one.
+    pub beside: bool,
+    /// How many events the writers append at least, however long it takes them.
+    pub events: Option<u64>,
     /// What goes wrong, in order.
     pub steps: Vec<Step>,
 }
@@ -337,26 +215,47 @@ impl Schedule {
         match source {
             SourceKind::Sqlite => Self::sqlite(seed, index, sink),
             SourceKind::PostgresFeed => postgres::derive(seed, index, sink),
+            SourceKind::PostgresWal => postgres_wal::derive(seed, index, sink, None),
         }
+    }
+
+    /// The same from PostgreSQL's log with so many events, and faults for as long as they may take
+    /// to write.
+    pub fn with_events(seed: u64, index: u64, sink: SinkKind, events: u64) -> Self {
+        postgres_wal::derive(seed, index, sink, Some(events))
+    }
+
+    /// Whether any of its sinks can be out of order.
+    pub fn takes_outages(&self) -> bool {
+        self.sinks().into_iter().any(SinkKind::takes_outages)
+    }
+
+    /// The kinds of its sinks, the first one first.
+    pub fn sinks(&self) -> Vec<SinkKind> {
+        let other = match self.sink {
+            SinkKind::Webhook => SinkKind::Jsonl,
+            SinkKind::Jsonl | SinkKind::Servicebus | SinkKind::Nats => SinkKind::Webhook,
+        };
+        [self.sink].into_iter().chain(self.beside.then_some(other)).collect()
     }
 
     fn sqlite(seed: u64, index: u64, sink: SinkKind) -> Self {
         let mut rng = generator(seed, index, sink);
         let theme = index % SQLITE_THEMES;
-        let webhook = sink == SinkKind::Webhook;
+        let lines = sink == SinkKind::Jsonl;
         let small_disk = match theme {
             5 => Some(SmallDisk::Database),
-            9 if !webhook => Some(SmallDisk::Lines),
+            9 if lines => Some(SmallDisk::Lines),
             _ => None,
         };
         // With the lines' disk full, what several relays left behind could not be told apart.
         let relays = match theme {
             2 => 2,
-            9 if !webhook => 1,
+            9 if lines => 1,
             _ => 1 + usize::from(rng.random_bool(0.4)),
         };
-        let rotates = !webhook && (theme == 10 || rng.random_bool(0.3));
-        let refusing = webhook && (theme == 10 || rng.random_bool(0.35));
+        let rotates = lines && (theme == 10 || rng.random_bool(0.3));
+        let refusing = sink.refuses() && (theme == 10 || rng.random_bool(0.35));
         let mut schedule = Self {
             seed,
             index,
@@ -372,6 +271,8 @@ impl Schedule {
             movable_clock: theme == 6 || rng.random_bool(0.1),
             moods: moods(&mut rng, refusing),
             postgres: None,
+            beside: false,
+            events: None,
             steps: Vec::new(),
         };
         schedule.add_theme(&mut rng, theme);
@@ -390,7 +291,8 @@ impl Schedule {
     }
 
     fn add_theme(&mut self, rng: &mut StdRng, theme: u64) {
-        let webhook = self.sink == SinkKind::Webhook;
+        let refuses = self.sink.refuses();
+        let outages = self.sink.takes_outages();
         let slot = rng.random_range(0..self.relays);
         let theme_faults = match theme {
             0 | 2 => vec![kill(rng, slot), kill(rng, slot)],
@@ -405,9 +307,10 @@ impl Schedule {
                 vec![Fault::MoveClock { by_seconds: forth }, Fault::MoveClock { by_seconds: back }]
             }
             7 => vec![Fault::Lock { length: millis(rng, 700, 1_500) }],
-            9 if webhook => vec![outage(rng)],
+            9 if outages => vec![outage(rng)],
             9 => vec![Fault::FillDisk { length: millis(rng, 300, 900) }],
-            10 if webhook => vec![self.failpoint(rng, slot), Fault::Requeue],
+            10 if refuses => vec![self.failpoint(rng, slot), Fault::Requeue],
+            10 if outages => vec![outage(rng), outage(rng), kill(rng, slot)],
             10 => vec![Fault::TearLine, Fault::TearLine, kill(rng, slot)],
             _ => vec![kill(rng, slot), Fault::Pause { slot, length: millis(rng, 700, 1_000) }],
         };
@@ -442,7 +345,7 @@ impl Schedule {
                 7 if self.movable_clock => {
                     Fault::MoveClock { by_seconds: rng.random_range(-90_000..90_000) }
                 }
-                8 if self.sink == SinkKind::Webhook => outage(rng),
+                8 if self.sink.takes_outages() => outage(rng),
                 8 => Fault::TearLine,
                 9 if self.moods.refused_one_in > 0 => Fault::Requeue,
                 _ => continue,
@@ -488,13 +391,17 @@ fn moods(rng: &mut StdRng, refusing: bool) -> Moods {
 mod tests {
     use super::*;
 
+    /// All of them, for tests of every derivation.
+    pub(super) const SINKS: [SinkKind; 4] =
+        [SinkKind::Webhook, SinkKind::Jsonl, SinkKind::Servicebus, SinkKind::Nats];
+
     fn sqlite(seed: u64, index: u64, sink: SinkKind) -> Schedule {
         Schedule::derive(seed, index, SourceKind::Sqlite, sink)
     }
 
     #[test]
     fn the_same_seed_and_number_give_the_same_schedule_and_others_another() {
-        for sink in [SinkKind::Webhook, SinkKind::Jsonl] {
+        for sink in SINKS {
             for index in 0..200 {
                 let once = sqlite(7, index, sink);
                 assert_eq!(once, sqlite(7, index, sink));
@@ -522,7 +429,7 @@ mod tests {
 
     #[test]
     fn every_kind_of_fault_comes_up_within_one_round_of_themes() {
-        for sink in [SinkKind::Webhook, SinkKind::Jsonl] {
+        for sink in SINKS {
             let steps: Vec<Step> =
                 (0..SQLITE_THEMES).flat_map(|index| sqlite(3, index, sink).steps).collect();
             let has = |wanted: fn(&Fault) -> bool| steps.iter().any(|step| wanted(&step.fault));
@@ -534,16 +441,15 @@ mod tests {
             assert!(has(|f| matches!(f, Fault::Lock { .. })));
             assert!(has(|f| matches!(f, Fault::FillDisk { .. })));
             assert!(has(|f| matches!(f, Fault::MoveClock { .. })));
-            let webhook = sink == SinkKind::Webhook;
-            assert_eq!(has(|f| matches!(f, Fault::Outage { .. })), webhook);
-            assert_eq!(has(|f| matches!(f, Fault::Requeue)), webhook);
-            assert_eq!(has(|f| matches!(f, Fault::TearLine)), !webhook);
+            assert_eq!(has(|f| matches!(f, Fault::Outage { .. })), sink != SinkKind::Jsonl);
+            assert_eq!(has(|f| matches!(f, Fault::Requeue)), sink.refuses());
+            assert_eq!(has(|f| matches!(f, Fault::TearLine)), sink == SinkKind::Jsonl);
         }
     }
 
     #[test]
     fn a_fault_only_comes_where_it_can_be_made() {
-        for sink in [SinkKind::Webhook, SinkKind::Jsonl] {
+        for sink in SINKS {
             for index in 0..500 {
                 let schedule = sqlite(11, index, sink);
                 for step in &schedule.steps {
@@ -557,9 +463,8 @@ mod tests {
                         Fault::KillWriter { writer } => assert!(*writer < schedule.writers),
                         Fault::FillDisk { .. } => assert!(schedule.small_disk.is_some()),
                         Fault::MoveClock { .. } => assert!(schedule.movable_clock),
-                        Fault::Outage { .. } | Fault::Requeue => {
-                            assert_eq!(sink, SinkKind::Webhook);
-                        }
+                        Fault::Outage { .. } => assert!(sink.takes_outages()),
+                        Fault::Requeue => assert!(sink.refuses()),
                         Fault::TearLine => assert_eq!(sink, SinkKind::Jsonl),
                         Fault::Lock { .. } => {}
                         other => panic!("a fault of another source: {other:?}"),

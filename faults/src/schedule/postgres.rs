@@ -32,7 +32,7 @@ const SMALL_DISK: u64 = 18;
 pub(super) fn derive(seed: u64, index: u64, sink: SinkKind) -> Schedule {
     let mut rng = generator(seed, index, format!("postgres-feed {sink}"));
     let theme = index % THEMES;
-    let webhook = sink == SinkKind::Webhook;
+    let lines = sink == SinkKind::Jsonl;
     let replaced = theme == REPLACED;
     let postgres = PostgresPlan {
         version: if rng.random_bool(0.5) { 15 } else { 18 },
@@ -40,10 +40,11 @@ pub(super) fn derive(seed: u64, index: u64, sink: SinkKind) -> Schedule {
         pooler: !replaced && (theme == POOLER || rng.random_bool(0.1)),
         replaced,
         small_disk: theme == SMALL_DISK,
+        wal: false,
     };
     let retention = theme == RETENTION || rng.random_bool(0.25);
-    let refusing = webhook && (theme == SINK || rng.random_bool(0.25));
-    let rotates = !webhook && (theme == SINK || rng.random_bool(0.3));
+    let refusing = sink.refuses() && (theme == SINK || rng.random_bool(0.25));
+    let rotates = lines && (theme == SINK || rng.random_bool(0.3));
     let mut schedule = Schedule {
         seed,
         index,
@@ -59,6 +60,8 @@ pub(super) fn derive(seed: u64, index: u64, sink: SinkKind) -> Schedule {
         movable_clock: false,
         moods: moods(&mut rng, refusing),
         postgres: Some(postgres),
+        beside: false,
+        events: None,
         steps: Vec::new(),
     };
     for fault in theme_faults(&schedule, &mut rng, theme) {
@@ -107,9 +110,10 @@ fn theme_faults(schedule: &Schedule, rng: &mut StdRng, theme: u64) -> Vec<Fault>
         RETENTION => vec![kill(rng, slot), restart(rng, ServerEnd::Kill), open(rng, false)],
         REPLACED => vec![kill(rng, slot), open(rng, true)],
         SMALL_DISK => vec![Fault::FillDisk { length: millis(rng, 300, 900) }, kill(rng, slot)],
-        SINK if schedule.sink == SinkKind::Webhook => {
+        SINK if schedule.sink.refuses() => {
             vec![outage(rng), schedule.failpoint(rng, slot), Fault::Requeue]
         }
+        SINK if schedule.sink.takes_outages() => vec![outage(rng), outage(rng), kill(rng, slot)],
         SINK => vec![Fault::TearLine, Fault::TearLine, kill(rng, slot)],
         _ => vec![Fault::KillWriter { writer: 0 }, open(rng, false), terminate(Side::Writers)],
     }
@@ -136,7 +140,7 @@ fn any_fault(schedule: &Schedule, rng: &mut StdRng, plan: PostgresPlan) -> Fault
             11 => open(rng, false),
             12 => open(rng, true),
             13 if !plan.replaced => Fault::ReadOnly { length: millis(rng, 100, 600) },
-            14 if schedule.sink == SinkKind::Webhook => outage(rng),
+            14 if schedule.sink.takes_outages() => outage(rng),
             14 => Fault::TearLine,
             15 if schedule.moods.refused_one_in > 0 => Fault::Requeue,
             15 if schedule.partitions < 8 => Fault::RaisePartitions,
@@ -145,19 +149,19 @@ fn any_fault(schedule: &Schedule, rng: &mut StdRng, plan: PostgresPlan) -> Fault
     }
 }
 
-fn restart(rng: &mut StdRng, how: ServerEnd) -> Fault {
+pub(super) fn restart(rng: &mut StdRng, how: ServerEnd) -> Fault {
     Fault::RestartServer { how, down: millis(rng, 0, 500) }
 }
 
-fn terminate(whose: Side) -> Fault {
+pub(super) fn terminate(whose: Side) -> Fault {
     Fault::Terminate { whose }
 }
 
-fn open(rng: &mut StdRng, prepared: bool) -> Fault {
+pub(super) fn open(rng: &mut StdRng, prepared: bool) -> Fault {
     Fault::OpenTransaction { length: millis(rng, 300, 1_500), prepared }
 }
 
-fn side(schedule: &Schedule, rng: &mut StdRng) -> Side {
+pub(super) fn side(schedule: &Schedule, rng: &mut StdRng) -> Side {
     match rng.random_range(0..5) {
         0 | 1 => Side::Relay(rng.random_range(0..schedule.relays)),
         2 => Side::Relays,
@@ -167,7 +171,7 @@ fn side(schedule: &Schedule, rng: &mut StdRng) -> Side {
 }
 
 /// One of the kinds with the given numbers: short cuts first, then what lasts, then refusals.
-fn wire(schedule: &Schedule, rng: &mut StdRng, kinds: std::ops::Range<u32>) -> Fault {
+pub(super) fn wire(schedule: &Schedule, rng: &mut StdRng, kinds: std::ops::Range<u32>) -> Fault {
     let how = match rng.random_range(kinds) {
         0 => WireFault::Close,
         1 => WireFault::Reset,
@@ -184,8 +188,7 @@ fn wire(schedule: &Schedule, rng: &mut StdRng, kinds: std::ops::Range<u32>) -> F
 mod tests {
     use super::super::{LEASE_TTL, Step};
     use super::*;
-
-    const SINKS: [SinkKind; 2] = [SinkKind::Webhook, SinkKind::Jsonl];
+    use crate::schedule::tests::SINKS;
 
     #[test]
     fn the_same_seed_and_number_give_the_same_schedule_and_others_another() {
@@ -238,7 +241,8 @@ mod tests {
                         assert!(plan.durable || *how == ServerEnd::Fast);
                     }
                     Fault::Replace { .. } => assert!(plan.replaced),
-                    Fault::Outage { .. } | Fault::Requeue => assert_eq!(sink, SinkKind::Webhook),
+                    Fault::Outage { .. } => assert!(sink.takes_outages()),
+                    Fault::Requeue => assert!(sink.refuses()),
                     Fault::TearLine => assert_eq!(sink, SinkKind::Jsonl),
                     Fault::FillDisk { .. } => assert!(plan.small_disk),
                     Fault::Lock { .. } | Fault::MoveClock { .. } => {

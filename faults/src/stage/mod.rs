@@ -69,7 +69,8 @@ enum Action {
 pub struct Stage<'a> {
     schedule: &'a Schedule,
     world: &'a World,
-    ending: Ending,
+    /// Of each sink, in the order of the consumers.
+    endings: Vec<Ending>,
     setup: Setup,
     slots: Vec<Slot>,
     starts: usize,
@@ -78,8 +79,8 @@ pub struct Stage<'a> {
     holders: Vec<Child>,
     due: Vec<(Duration, Action)>,
     begun: Instant,
-    /// The moment of each take-over, by its number.
-    marks: BTreeMap<i64, Mark>,
+    /// The moment of each take-over at each sink, by its number.
+    marks: BTreeMap<i64, Vec<Mark>>,
     pauses: Vec<Pause>,
     replaced: Option<Replaced>,
     findings: Vec<String>,
@@ -89,12 +90,17 @@ pub struct Stage<'a> {
 
 impl<'a> Stage<'a> {
     /// A stage with nobody on it.
-    pub fn new(schedule: &'a Schedule, world: &'a World, ending: Ending, setup: Setup) -> Self {
+    pub fn new(
+        schedule: &'a Schedule,
+        world: &'a World,
+        endings: Vec<Ending>,
+        setup: Setup,
+    ) -> Self {
         let steps = schedule.steps.iter();
         Self {
             schedule,
             world,
-            ending,
+            endings,
             setup,
             slots: Vec::new(),
             starts: 0,
@@ -116,9 +122,14 @@ impl<'a> Stage<'a> {
         self.world
     }
 
-    /// The sink's end.
-    pub fn ending(&self) -> &Ending {
-        &self.ending
+    /// Each sink's end, in the order of the consumers.
+    pub fn endings(&self) -> &[Ending] {
+        &self.endings
+    }
+
+    /// This moment at each sink.
+    fn now(&self) -> Result<Vec<Mark>> {
+        self.endings.iter().map(Ending::mark).collect()
     }
 
     /// How many faults were made.
@@ -151,6 +162,10 @@ impl<'a> Stage<'a> {
             command.arg("--retries");
         }
         command.arg("--length-ms").arg(self.schedule.writing.as_millis().to_string());
+        if let Some(events) = self.schedule.events {
+            let own = events.div_ceil(self.schedule.writers as u64);
+            command.arg("--events").arg(own.to_string());
+        }
         command.arg("--name").arg(format!("writer-{writer}"));
         command.arg("--seed").arg(self.schedule.seed.to_string());
         command.arg("--index").arg(self.schedule.index.to_string());
@@ -214,7 +229,7 @@ impl<'a> Stage<'a> {
     /// Marks what is not marked yet with this moment.
     fn mark(&mut self, takeovers: &[i64]) -> Result<()> {
         if takeovers.iter().any(|number| !self.marks.contains_key(number)) {
-            let now = self.ending.mark()?;
+            let now = self.now()?;
             for number in takeovers {
                 self.marks.entry(*number).or_insert_with(|| now.clone());
             }
@@ -256,12 +271,7 @@ impl<'a> Stage<'a> {
             }
             Action::AwaitCopy { lag } => self.await_copy(lag),
             Action::Replace => self.replace(),
-            Action::EndOutage => {
-                if let Ending::Webhook(receiver) = &self.ending {
-                    receiver.set_outage(None);
-                }
-                Ok(())
-            }
+            Action::EndOutage => self.endings.iter().try_for_each(|ending| ending.set_outage(None)),
         }
     }
 
@@ -293,15 +303,13 @@ impl<'a> Stage<'a> {
                 let _ = self.world.requeue_all();
                 Ok(())
             }
-            Fault::TearLine => match &self.ending {
+            Fault::TearLine => self.endings.iter().try_for_each(|ending| match ending {
                 Ending::Jsonl(folder) => lines::tear(folder),
-                Ending::Webhook(_) => Ok(()),
-            },
+                Ending::Webhook(_) | Ending::Servicebus(_) | Ending::Nats(_) => Ok(()),
+            }),
             Fault::Outage { kind, length } => {
-                if let Ending::Webhook(receiver) = &self.ending {
-                    receiver.set_outage(Some(kind));
-                    self.at(length, Action::EndOutage);
-                }
+                self.endings.iter().try_for_each(|ending| ending.set_outage(Some(kind)))?;
+                self.at(length, Action::EndOutage);
                 Ok(())
             }
             of_a_server => self.disturb_server(of_a_server),
@@ -376,22 +384,35 @@ impl<'a> Stage<'a> {
     /// # Errors
     /// The machine's.
     pub fn heal(&mut self) -> Result<()> {
-        if let Ending::Webhook(receiver) = &self.ending {
-            receiver.heal();
+        self.endings.iter().try_for_each(Ending::heal)?;
+        // It dates the tokens, and for as long as it is days behind the service refuses them.
+        let by_tokens = self.endings.iter().any(|ending| matches!(ending, Ending::Servicebus(_)));
+        if let Some(clock) = self.setup.clock.as_ref().filter(|_| by_tokens) {
+            self.clock_seconds = 0;
+            clock.move_by(0)?;
         }
         if self.schedule.postgres.is_some() {
             self.world.postgres()?.cluster().heal()?;
         }
-        for mut holder in self.holders.drain(..) {
+        for mut holder in std::mem::take(&mut self.holders) {
             // A transaction that was ended with its session is an ordinary end.
             while holder.try_wait().context("wait for a lock's holder")?.is_none() {
-                if self.schedule.postgres.is_some() {
-                    self.world.postgres()?.roll_back_orphans()?;
-                }
+                self.end_orphans()?;
                 std::thread::sleep(RESTART_AFTER);
             }
         }
         Ok(())
+    }
+
+    /// Ends what was prepared and nobody ends any more, as an operator would.
+    ///
+    /// # Errors
+    /// The database's.
+    pub fn end_orphans(&self) -> Result<()> {
+        match self.schedule.postgres.is_some() {
+            true => self.world.postgres()?.roll_back_orphans(),
+            false => Ok(()),
+        }
     }
 
     /// Stops every relay in order.
@@ -420,27 +441,31 @@ impl<'a> Stage<'a> {
         self.note_takeovers()
     }
 
-    /// What happened to leases, and what was found on the way.
+    /// What was found on the way.
+    pub fn findings(&mut self) -> Vec<String> {
+        std::mem::take(&mut self.findings)
+    }
+
+    /// What happened to leases, as it was for the sink with this number.
     ///
     /// # Errors
     /// The database's.
-    pub fn incidents(&mut self) -> Result<(Incidents, Vec<String>)> {
+    pub fn incidents(&mut self, sink: usize) -> Result<Incidents> {
         self.note_takeovers()?;
-        let mut takeovers = self.world.takeovers()?;
+        let mut takeovers = self.world.takeovers(self.world.consumers()[sink])?;
         if let Some(replaced) = &self.replaced {
             takeovers.retain(|takeover| takeover.number > replaced.past.shared_takeover);
         }
-        let now = self.ending.mark()?;
+        let now = self.now()?;
         let marked = takeovers.into_iter().map(|takeover| {
-            let mark = self.marks.get(&takeover.number).unwrap_or(&now).clone();
+            let mark = self.marks.get(&takeover.number).unwrap_or(&now)[sink].clone();
             (takeover, mark)
         });
-        let incidents = Incidents {
+        Ok(Incidents {
             takeovers: marked.collect(),
             pauses: self.pauses.clone(),
             replaced: self.replaced.take(),
-        };
-        Ok((incidents, std::mem::take(&mut self.findings)))
+        })
     }
 }
 

@@ -37,6 +37,12 @@ impl Stage<'_> {
             }
             Fault::ReadOnly { length } => data.cluster().read_only(length),
             Fault::RaisePartitions => data.cluster().raise_partitions(),
+            Fault::Slot { how, times, pause } => {
+                data.cluster().disturb_slot(how, times, pause)?;
+            }
+            Fault::Publication { dropped, length } => {
+                data.cluster().disturb_publication(dropped, length)?;
+            }
             Fault::Replace { lag } => {
                 data.cluster().begin_copy();
                 self.at(LOOK_EVERY, Action::AwaitCopy { lag });
@@ -75,10 +81,11 @@ impl Stage<'_> {
         let past = self.world.postgres()?.replace()?;
         let numbers: Vec<i64> = past.takeovers.iter().map(|takeover| takeover.number).collect();
         self.mark(&numbers)?;
-        let marks = numbers.iter().map(|number| self.marks[number].clone()).collect();
+        // Where a copy takes over there is one sink.
+        let marks = numbers.iter().map(|number| self.marks[number][0].clone()).collect();
         // The copy gives the numbers that follow again.
         self.marks.retain(|number, _| *number <= past.shared_takeover);
-        self.replaced = Some(Replaced { past, marks, at: self.ending.mark()? });
+        self.replaced = Some(Replaced { past, marks, at: self.endings[0].mark()? });
         Ok(())
     }
 }

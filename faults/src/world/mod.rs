@@ -8,9 +8,13 @@
 
 pub mod postgres;
 pub mod sqlite;
+mod wal;
+
+pub(crate) use wal::{SLOT, bound};
 
 use std::collections::HashSet;
 use std::ffi::OsString;
+use std::fmt;
 use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -32,6 +36,8 @@ use sqlite::SqliteData;
 const SMALL_DISK: &std::ffi::CStr = c"size=48m";
 /// Name of the sink, and so of the consumer.
 pub const SINK: &str = "sink";
+/// Name of the sink beside it, if there is one.
+pub const BESIDE: &str = "beside";
 /// Name of the header that every event has: who wrote it.
 pub const WRITER_HEADER: &str = "fault-writer";
 
@@ -49,6 +55,34 @@ pub struct Committed {
     pub place: Place,
 }
 
+/// What was durable as delivered or parked.
+#[derive(Clone, PartialEq, Eq)]
+pub enum Covered {
+    /// Everything up to here; 0 without a checkpoint.
+    UpTo(Place),
+    /// These.
+    Events(HashSet<EventId>),
+}
+
+impl Covered {
+    /// Whether an event was.
+    pub fn has(&self, event: &Committed) -> bool {
+        match self {
+            Self::UpTo(place) => event.place <= *place,
+            Self::Events(ids) => ids.contains(&event.message.id),
+        }
+    }
+}
+
+impl fmt::Debug for Covered {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::UpTo(place) => write!(f, "UpTo({place})"),
+            Self::Events(ids) => write!(f, "Events({} of them)", ids.len()),
+        }
+    }
+}
+
 /// A lease that went from one holder to the next.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Takeover {
@@ -60,8 +94,8 @@ pub struct Takeover {
     pub old_holder: String,
     /// Whether it was handed over in order.
     pub released: bool,
-    /// Everything up to here was durable as delivered or parked; 0 without a checkpoint.
-    pub covered: Place,
+    /// What was durable at that moment.
+    pub covered: Covered,
     /// Events that were among the dead letters.
     pub letters: HashSet<EventId>,
 }
@@ -101,6 +135,8 @@ macro_rules! ask {
 pub struct World {
     // Dropped before the folder: fields drop in this order.
     data: Data,
+    source: SourceKind,
+    consumers: &'static [&'static str],
     folder: TempDir,
     disk: Option<PathBuf>,
     lines: PathBuf,
@@ -135,12 +171,18 @@ impl World {
                 let path = on_small(SmallDisk::Database).join("app.db");
                 Data::Sqlite(Box::new(SqliteData::create(path, schedule.partitions)?))
             }
-            SourceKind::PostgresFeed => {
+            SourceKind::PostgresFeed | SourceKind::PostgresWal => {
                 Data::Postgres(Box::new(PostgresData::create(schedule, templates)?))
             }
         };
         let disk = mounted.then_some(disk);
-        Ok(Self { data, folder, disk, lines })
+        let (source, consumers) = (schedule.source, consumers(schedule));
+        Ok(Self { data, source, consumers, folder, disk, lines })
+    }
+
+    /// The names of the sinks, the first one first.
+    pub fn consumers(&self) -> &'static [&'static str] {
+        self.consumers
     }
 
     /// The schedule's folder.
@@ -174,7 +216,9 @@ impl World {
     pub fn relay_source(&self) -> RelaySource {
         match &self.data {
             Data::Sqlite(data) => RelaySource::Sqlite(data.path().to_owned()),
-            Data::Postgres(data) => RelaySource::Postgres(data.relay_urls()),
+            Data::Postgres(data) => {
+                RelaySource::Postgres { kind: self.source, urls: data.relay_urls() }
+            }
         }
     }
 
@@ -250,20 +294,27 @@ impl World {
         }
     }
 
-    /// How many events are neither durable as delivered nor given up: pending or dead letters.
+    /// How many events are neither durable as delivered to a sink nor given up: pending or dead
+    /// letters.
     ///
     /// # Errors
     /// The database's.
-    pub fn unsettled(&self) -> Result<i64> {
-        ask!(self, data => data.unsettled())
+    pub fn unsettled(&self, consumer: &str) -> Result<i64> {
+        match &self.data {
+            Data::Sqlite(data) => data.unsettled(),
+            Data::Postgres(data) => data.unsettled(consumer),
+        }
     }
 
-    /// How many events the checkpoints count as published.
+    /// How many events a sink's checkpoints count as published.
     ///
     /// # Errors
     /// The database's.
-    pub fn published(&self) -> Result<i64> {
-        ask!(self, data => data.published())
+    pub fn published(&self, consumer: &str) -> Result<i64> {
+        match &self.data {
+            Data::Sqlite(data) => data.published(),
+            Data::Postgres(data) => data.published(consumer),
+        }
     }
 
     /// Every committed event, in the order of commits for each key.
@@ -283,12 +334,23 @@ impl World {
         ask!(self, data => data.torn_transactions())
     }
 
-    /// Every take-over, in order.
+    /// Every take-over, in order, as it was for one sink.
     ///
     /// # Errors
     /// The database's.
-    pub fn takeovers(&self) -> Result<Vec<Takeover>> {
-        ask!(self, data => data.takeovers())
+    pub fn takeovers(&self, consumer: &str) -> Result<Vec<Takeover>> {
+        match &self.data {
+            Data::Sqlite(data) => data.takeovers(),
+            Data::Postgres(data) => data.takeovers(consumer),
+        }
+    }
+
+    /// What was seen of the slot, where there is one: whatever must never be.
+    pub fn watched(&self) -> Vec<String> {
+        match &self.data {
+            Data::Sqlite(_) => Vec::new(),
+            Data::Postgres(data) => data.cluster().watched(),
+        }
     }
 
     /// Copies what stands on the small disk beside it, what a server logged, and keeps the folder.
@@ -330,6 +392,10 @@ pub(crate) fn fill(path: &Path) -> Result<()> {
         while file.write_all(&zeros).is_ok() {}
     }
     Ok(())
+}
+
+fn consumers(schedule: &Schedule) -> &'static [&'static str] {
+    if schedule.beside { &[SINK, BESIDE] } else { &[SINK] }
 }
 
 fn detach(disk: &Path) {

@@ -21,9 +21,10 @@ use postrider_store_postgres::tokio_postgres::{Client, NoTls, Row};
 use postrider_store_postgres::{PostgresOptions, PostgresStore, SchemaOnOpen};
 use uuid::Uuid;
 
-use super::{Committed, Past, Place, Takeover, WRITER_HEADER};
+use super::wal::{self, Book, Written};
+use super::{Committed, Covered, Past, Place, SINK, Takeover, WRITER_HEADER};
 use crate::cluster::{Cluster, DATABASE, Templates, direct_url};
-use crate::schedule::Schedule;
+use crate::schedule::{Schedule, SourceKind};
 
 /// Longest that the harness waits for any answer.
 const ANSWER_WITHIN: Duration = Duration::from_secs(30);
@@ -96,6 +97,14 @@ const TRUTH: &str = "SELECT t.id, t.key, t.topic, t.type, t.content_type, t.writ
     LEFT JOIN postrider.generation AS g ON g.number = p.generation
     ORDER BY t.n";
 
+/// In the log, a place is where an event stands in the order of appends: enough to tell what was
+/// there at a moment.
+const TRUTH_OF_LOG: &str = "SELECT t.id, t.key, t.topic, t.type, t.content_type, t.writer,
+        t.payload, 'wal', 0::bigint, t.seq
+    FROM fault.truth AS t ORDER BY t.n";
+
+const WRITTEN: &str = "SELECT t.xid::text, t.seq, t.id FROM fault.truth AS t";
+
 const UNSETTLED: &str = "SELECT (SELECT count(*) FROM postrider.dead_letter) + count(*)
     FROM fault.truth AS t LEFT JOIN fault.place AS p USING (id)
     LEFT JOIN postrider.generation AS g ON g.number = p.generation
@@ -103,7 +112,9 @@ const UNSETTLED: &str = "SELECT (SELECT count(*) FROM postrider.dead_letter) + c
         ON c.partition = postrider.partition_of(t.key, g.partitions) || '/' || g.partitions
     WHERE NOT coalesce(c.ended OR c.position >= int8send(p.stamp) || int8send(t.seq), false)";
 
+/// Each checkpoint for itself: there is one for each partition and consumer.
 const MAY_BE_SETTLED: &str = "SELECT (SELECT count(*) FROM fault.truth)
+        * (SELECT count(DISTINCT consumer) FROM postrider.checkpoint)
         <= (SELECT coalesce(sum(published), 0) FROM postrider.checkpoint)
     AND NOT EXISTS (SELECT FROM postrider.dead_letter)";
 
@@ -121,6 +132,8 @@ pub struct PostgresData {
     session: RefCell<Option<Client>>,
     store: RefCell<Option<PostgresStore>>,
     runtime: tokio::runtime::Runtime,
+    /// Whether it is read from its log.
+    wal: bool,
     // Dropped last: fields drop in this order.
     cluster: RefCell<Cluster>,
 }
@@ -143,11 +156,17 @@ impl PostgresData {
             session: RefCell::default(),
             store: RefCell::default(),
             runtime,
+            wal: schedule.source == SourceKind::PostgresWal,
             cluster: RefCell::new(cluster),
         };
         let session = data.connect(&data.cluster().direct_url())?;
         let made = data.runtime.block_on(session.batch_execute(TABLES));
         made.context("make the truth's tables")?;
+        if data.wal {
+            let made = data.runtime.block_on(session.batch_execute(wal::TABLES));
+            made.context("make the log's tables")?;
+            data.cluster().watch(schedule)?;
+        }
         let sql = "INSERT INTO fault.tick
             SELECT stamp, seq_hi, generation, snap FROM postrider.outbox_tick";
         data.runtime.block_on(session.batch_execute(sql)).context("copy the first tick")?;
@@ -221,6 +240,10 @@ impl PostgresData {
     /// # Errors
     /// The database's.
     pub fn newest_place(&self) -> Result<Place> {
+        if self.wal {
+            let seq = self.number("SELECT coalesce(max(seq), 0) FROM fault.truth")?;
+            return Ok(place(0, seq));
+        }
         let stamp = self.number("SELECT max(stamp) FROM postrider.outbox_tick")?;
         Ok(place(stamp, i64::MAX))
     }
@@ -253,21 +276,42 @@ impl PostgresData {
         Ok(self.ask(MAY_BE_SETTLED)?.first().is_some_and(|row| row.get(0)))
     }
 
-    /// How many events are pending or dead letters.
+    /// How many events are pending or dead letters of a consumer.
     ///
     /// # Errors
     /// The database's.
-    pub fn unsettled(&self) -> Result<i64> {
-        self.ask(FIND_PLACES)?;
-        self.number(UNSETTLED)
+    pub fn unsettled(&self, consumer: &str) -> Result<i64> {
+        if !self.wal {
+            self.ask(FIND_PLACES)?;
+            return self.number(UNSETTLED);
+        }
+        let sql =
+            format!("SELECT {} FROM fault.standing WHERE consumer = '{consumer}'", wal::COLUMNS);
+        let book = self.ask(&sql)?.first().map(|row| Book::of(row, 0)).transpose()?;
+        let book = book.unwrap_or_default();
+        let written = self.written()?;
+        let open = written.len() - book.covered(&written).len() + book.letters.len();
+        Ok(i64::try_from(open)?)
     }
 
-    /// How many events the checkpoints count as published.
+    /// Every committed event by its transaction.
+    fn written(&self) -> Result<Vec<Written>> {
+        let written = |row: &Row| {
+            let xid = row.get::<_, &str>(0).parse().context("a transaction has a number")?;
+            Ok((xid, row.get(1), EventId::from_uuid(row.get(2))))
+        };
+        self.ask(WRITTEN)?.iter().map(written).collect()
+    }
+
+    /// How many events a consumer's checkpoints count as published.
     ///
     /// # Errors
     /// The database's.
-    pub fn published(&self) -> Result<i64> {
-        self.number("SELECT coalesce(sum(published), 0)::bigint FROM postrider.checkpoint")
+    pub fn published(&self, consumer: &str) -> Result<i64> {
+        self.number(&format!(
+            "SELECT coalesce(sum(published), 0)::bigint FROM postrider.checkpoint
+                WHERE consumer = '{consumer}'"
+        ))
     }
 
     /// Every committed event, in the order of commits for each key.
@@ -275,6 +319,9 @@ impl PostgresData {
     /// # Errors
     /// The database's.
     pub fn truth(&self) -> Result<Vec<Committed>> {
+        if self.wal {
+            return Ok(self.ask(TRUTH_OF_LOG)?.iter().map(committed).collect());
+        }
         self.ask(FIND_PLACES)?;
         Ok(self.ask(TRUTH)?.iter().map(committed).collect())
     }
@@ -304,14 +351,30 @@ impl PostgresData {
         Ok(())
     }
 
-    /// Every take-over, in order.
+    /// Every take-over, in order, as it was for a consumer.
     ///
     /// # Errors
     /// The database's.
-    pub fn takeovers(&self) -> Result<Vec<Takeover>> {
+    pub fn takeovers(&self, consumer: &str) -> Result<Vec<Takeover>> {
         let sql = "SELECT n, partition, old_holder, released, position, letters
             FROM fault.takeover ORDER BY n";
-        self.ask(sql)?.iter().map(takeover).collect()
+        let mut takeovers: Vec<Takeover> =
+            self.ask(sql)?.iter().map(takeover).collect::<Result<_>>()?;
+        if self.wal {
+            let written = self.written()?;
+            for takeover in &mut takeovers {
+                let sql = format!(
+                    "SELECT {} FROM fault.book WHERE n = {} AND consumer = '{consumer}'",
+                    wal::COLUMNS,
+                    takeover.number
+                );
+                let book = self.ask(&sql)?.first().map(|row| Book::of(row, 0)).transpose()?;
+                let book = book.unwrap_or_default();
+                takeover.covered = Covered::Events(book.covered(&written));
+                takeover.letters = book.letters;
+            }
+        }
+        Ok(takeovers)
     }
 
     /// Puts the promoted copy in the server's place, and says what the server had until then.
@@ -328,7 +391,7 @@ impl PostgresData {
         *self.session.borrow_mut() = Some(self.connect(&direct_url(&old))?);
         let past = Past {
             committed: self.truth()?,
-            takeovers: self.takeovers()?,
+            takeovers: self.takeovers(SINK)?,
             shared_takeover,
             shared,
         };
@@ -394,7 +457,7 @@ fn takeover(row: &Row) -> Result<Takeover> {
         partition: row.get(1),
         old_holder: row.get(2),
         released: row.get(3),
-        covered,
+        covered: Covered::UpTo(covered),
         letters: letters.into_iter().map(EventId::from_uuid).collect(),
     })
 }

@@ -13,7 +13,7 @@ use postrider_core::{DeadLetterFilter, DeadLetters, PartitionId};
 use postrider_store_sqlite::rusqlite::{Connection, OpenFlags};
 use postrider_store_sqlite::{SqliteOptions, SqliteStore};
 
-use super::{Committed, Place, SINK, Takeover, WRITER_HEADER, event_id};
+use super::{Committed, Covered, Place, SINK, Takeover, WRITER_HEADER, event_id};
 
 /// The truth, the take-overs, and what waited among the dead letters at each.
 const TABLES: &str = "
@@ -221,7 +221,7 @@ impl SqliteData {
                 partition: row.get(1)?,
                 old_holder: row.get(2)?,
                 released: row.get(3)?,
-                covered: place(covered_seq(position.as_deref())?),
+                covered: Covered::UpTo(place(covered_seq(position.as_deref())?)),
                 letters: ids.map(|id| id.map(event_id)).collect::<std::result::Result<_, _>>()?,
             });
         }

@@ -24,6 +24,8 @@ use crate::world::WRITER_HEADER;
 const GIVE_UP: Duration = Duration::from_secs(4);
 /// Pause before a lost connection is opened again.
 const RECONNECT_AFTER: Duration = Duration::from_millis(20);
+/// Longest that a writer goes on until it has committed as many events as it was told.
+const GIVE_UP_EVENTS: Duration = Duration::from_secs(180);
 /// How long somebody tries to commit what is prepared.
 const INSIST: Duration = Duration::from_secs(20);
 
@@ -51,6 +53,9 @@ pub struct Task<'a> {
     pub length: Duration,
     /// Whether it appends again what a commit with an unknown end may have lost.
     pub retries: bool,
+    /// How many events it commits before it ends, however long that takes; otherwise as many as
+    /// come.
+    pub events: Option<u64>,
 }
 
 /// How an event is appended.
@@ -114,8 +119,11 @@ async fn within<T>(attempt: impl Future<Output = Result<T>>) -> Result<T> {
 async fn write(task: Task<'_>, mut rng: StdRng) {
     let begun = Instant::now();
     let mut client: Option<Client> = None;
-    let mut number = 0_u64;
-    while begun.elapsed() < task.length {
+    let (mut number, mut committed) = (0_u64, 0_u64);
+    while match task.events {
+        Some(events) => committed < events && begun.elapsed() < GIVE_UP_EVENTS,
+        None => begun.elapsed() < task.length,
+    } {
         number += 1;
         let connected = match client.take().filter(|client| !client.is_closed()) {
             Some(client) => Ok(client),
@@ -128,7 +136,9 @@ async fn write(task: Task<'_>, mut rng: StdRng) {
         let plan = plan(&mut rng);
         let tried = transaction(&mut connected, task.name, &plan);
         // What was refused, an application tells its user; then it goes on.
-        let known = tokio::time::timeout(GIVE_UP, tried).await.is_ok() && !connected.is_closed();
+        let tried = tokio::time::timeout(GIVE_UP, tried).await;
+        committed += if matches!(tried, Ok(Ok(()))) { plan.committed() } else { 0 };
+        let known = tried.is_ok() && !connected.is_closed();
         client = match known {
             true => Some(connected),
             false if task.retries => settle(&task, &plan).await.ok(),
@@ -157,6 +167,12 @@ async fn settle(task: &Task<'_>, plan: &Plan) -> Result<Client> {
 }
 
 impl Plan {
+    /// How many events are there if it ends as planned.
+    fn committed(&self) -> u64 {
+        let undone = self.undone.map_or(0, |(first, last)| last + 1 - first);
+        if self.rolls_back { 0 } else { (self.drafts.len() - undone) as u64 }
+    }
+
     /// What of it can be done again and be told from what was done before.
     fn again(&self) -> Self {
         let kept = |(at, draft): &(usize, &Draft)| {

@@ -26,7 +26,8 @@ fn impossible_flags_are_refused() {
     refused(&["--jobs", "0"], "--jobs");
     refused(&["takeover", "--rounds", "0"], "--rounds");
     refused(&["--only", "3", "--from", "2"], "cannot be used with");
-    refused(&["--source", "oracle"], "sqlite, postgres-feed");
+    refused(&["--source", "oracle"], "sqlite, postgres-feed, postgres-wal");
+    refused(&["--events", "100"], "--source postgres-wal");
     refused(&["--smoke", "--source", "sqlite"], "cannot be used with");
     refused(&["--sink", "carrier-pigeon"], "webhook");
 }
@@ -34,7 +35,9 @@ fn impossible_flags_are_refused() {
 #[test]
 fn help_tells_of_every_way_to_run_it() {
     let text = String::from_utf8_lossy(&faults(&["--help"]).stdout).into_owned();
-    for part in ["--schedules", "--seed", "--only", "--smoke", "--json", "takeover", "--source"] {
+    for part in
+        ["--schedules", "--seed", "--only", "--smoke", "--json", "takeover", "--source", "--events"]
+    {
         assert!(text.contains(part), "{part}");
     }
     assert!(text.contains("--source postgres-feed --sink webhook --schedules 300"), "an example");

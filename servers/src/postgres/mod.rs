@@ -19,7 +19,6 @@
 //! # }
 //! ```
 
-mod certificate;
 mod database;
 mod options;
 mod server;

@@ -15,11 +15,11 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::certificate;
 use super::database::Database;
 use super::options::Options;
 use super::version::Version;
 use crate::address::Address;
+use crate::certificate;
 use crate::error::{Error, Result, While};
 use crate::folder::{EndBy, Folder, Medium};
 use crate::programs;

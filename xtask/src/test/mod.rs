@@ -6,6 +6,7 @@
 //! the exit code agrees with it; a check that was not run is never silent.
 
 mod blocks;
+mod sdks;
 mod settings;
 mod sql_pages;
 mod steps;
@@ -16,10 +17,10 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
-use postrider_servers::postgres::SharedServers;
 
 use self::steps::{STEPS, Step};
 use self::tally::Tally;
+use crate::services::SharedServers;
 use crate::workspace::Workspace;
 
 /// What to run.
@@ -96,7 +97,7 @@ fn run_step(workspace: &mut Workspace, servers: &mut Option<SharedServers>, step
 /// Starts the servers that tests share, unless they run.
 fn start(servers: &mut Option<SharedServers>, workspace: &mut Workspace) -> Result<()> {
     if servers.is_none() {
-        let started = SharedServers::start()?;
+        let started = SharedServers::start(true)?;
         workspace.environment = started.environment();
         *servers = Some(started);
     }

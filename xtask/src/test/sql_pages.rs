@@ -15,7 +15,9 @@ use super::tally::Tally;
 use crate::process;
 use crate::workspace::TextFile;
 
-const PAGES: &str = "docs/stores/postgres";
+const PAGES: &[&str] = &["docs/stores/postgres", WAL];
+/// Pages on the write-ahead log, whose outbox is initialised for it.
+const WAL: &str = "docs/postgres-wal";
 /// What stands before a statement that has to fail, before its SQLSTATE.
 const FAILS: &str = "-- fails: ";
 
@@ -31,7 +33,8 @@ pub(super) fn run(pages: &[TextFile], programs: &Path, shown: &mut String) -> Re
     let mut tally = Tally::default();
     let pages: Vec<_> = pages
         .iter()
-        .filter(|page| page.path.starts_with(PAGES) && page.path.ends_with(".md"))
+        .filter(|page| page.path.ends_with(".md"))
+        .filter(|page| PAGES.iter().any(|pages| page.path.starts_with(pages)))
         .filter_map(|page| Some((page.path.as_str(), walk_through(&page.text)?)))
         .collect();
     for version in Version::ALL {
@@ -105,7 +108,8 @@ fn run_page(
         std::fs::write(&file, text).with_context(|| format!("write {name}"))?;
         anyhow::Ok(file)
     };
-    let source = format!("[source]\nkind = \"postgres-feed\"\nurl = \"{}\"\n", database.url());
+    let kind = if path.starts_with(WAL) { "postgres-wal" } else { "postgres-feed" };
+    let source = format!("[source]\nkind = \"{kind}\"\nurl = \"{}\"\n", database.url());
     let mut init = Command::new(programs.join("postrider"));
     let config = file("postrider.toml", &source)?;
     let initialised = process::run(path, init.arg("--config").arg(config).arg("init"))?;

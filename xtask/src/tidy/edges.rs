@@ -96,6 +96,8 @@ fn folder_name(path: &str) -> &str {
 /// The name of the crate in a folder, by which others depend on it.
 fn crate_name(folder: &str) -> String {
     match folder.split_once('/') {
+        // A program that people call by its name.
+        Some(("emulators", name)) => format!("postrider-{name}-emulator"),
         Some((kinds, name)) => format!("postrider-{}-{name}", kinds.trim_end_matches('s')),
         None if ["postrider", "xtask"].contains(&folder) => folder.to_owned(),
         None => format!("postrider-{folder}"),
@@ -116,7 +118,8 @@ mod tests {
 
     const TABLE: &str = "# Map\n\n| crate | may use | its tests may also use |\n|---|---|---|\n\
         | `core` | – | – |\n| `stores/*` | `core` | `conformance`, `stores/memory` |\n\
-        | `conformance` | `core` | – |\n| `cli` | everything | – |\n\nText | with | bars |\n";
+        | `conformance` | `core` | – |\n| `emulators/*` | – | – |\n| `cli` | everything | – |\n\n\
+        Text | with | bars |\n";
 
     fn found(folder: &str, name: &str, dependencies: &[(&str, Option<&str>)]) -> Vec<String> {
         let dependencies: Vec<Value> = dependencies
@@ -157,6 +160,8 @@ mod tests {
         assert_eq!(found("crates/new", "postrider-new", &[]).len(), 1);
         assert_eq!(found("crates/stores/a", "postrider-stores-a", &[]).len(), 1);
         assert!(found("crates/stores/a", "postrider-store-a", &[]).is_empty());
+        assert!(found("emulators/a", "postrider-a-emulator", &[]).is_empty());
+        assert_eq!(found("emulators/a", "postrider-emulator-a", &[]).len(), 1);
     }
 
     #[test]

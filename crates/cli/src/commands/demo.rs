@@ -1,10 +1,14 @@
 //! `demo`: a service, a relay and a receiver in one process, without any server.
 //!
 //! What lives here: starting the three, showing what arrives, ending them in order. What does not:
-//! the service (the Contacts sample) and the delivery, which is what `run` does.
+//! the service (the Contacts sample), the delivery, which is what `run` does, and the Service Bus
+//! that can be had besides (`demo/servicebus.rs`).
 //! Invariant: at the end the relay drains while its receiver still listens, and a temporary folder
 //! is gone when the process is.
 
+mod servicebus;
+
+use std::future::Future;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -21,6 +25,8 @@ use rand::rngs::SysRng;
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
+
+use servicebus::Bus;
 
 use super::open_with;
 use super::run::{build, open_sinks};
@@ -92,14 +98,27 @@ fn signing_key() -> Result<Secret> {
 }
 
 /// What a person would write into `postrider.toml`.
-fn relay_config(database: &Path, receiver: SocketAddr, key: &Secret) -> Result<Config> {
+fn relay_config(
+    database: &Path,
+    receiver: SocketAddr,
+    key: &Secret,
+    bus: Option<&Bus>,
+) -> Result<Config> {
     let path = toml::Value::from(database.to_string_lossy().into_owned());
     let key = key.expose();
-    let text = format!(
+    let mut text = format!(
         "[source]\nkind = \"sqlite\"\nurl = {path}\n\n[[sink]]\nkind = \"webhook\"\n\
          url = \"http://{receiver}/webhooks/contacts\"\nallow_private = true\n\
          signing_keys = [\"{key}\"]\n"
     );
+    if let Some(bus) = bus {
+        let (string, queue) = (bus.connection_string(), servicebus::QUEUE);
+        let window = servicebus::DEDUP_WINDOW;
+        text.push_str(&format!(
+            "\n[[sink]]\nkind = \"servicebus\"\nconnection_string = \"{string}\"\n\
+             entity = \"{queue}\"\ndedup_window = \"{window}\"\n"
+        ));
+    }
     Ok(configuration::of_text(&text, "demo")?)
 }
 
@@ -119,26 +138,60 @@ async fn show(args: &DemoArgs, folder: &Path, temporary: bool, output: Output) -
     service.webhook_secrets = vec![key.clone()];
     let service = contacts::open(service).await.context("open the contacts service")?;
 
-    let config = relay_config(&database, own, &key)?;
+    // Ends only after the relay: the last deliveries need their receiver, and a probe its answer.
+    let over = CancellationToken::new();
+    let mut bus = match args.servicebus {
+        true => Some(Bus::start(&over).await?),
+        false => None,
+    };
+    let config = relay_config(&database, own, &key, bus.as_ref())?;
     let opened = open_with(&config, OnSchema::Create).await?;
     let sinks = open_sinks(&config)?;
     let metrics = admin::record_metrics()?;
     let relay = build(&config, &opened, &sinks)?;
     let admin_listener = admin::bind(AdminConfig::Usual).await?;
     let admin_address = admin_listener.as_ref().and_then(|bound| bound.local_addr().ok());
-    // Ends only after the relay: the last deliveries need their receiver, and a probe its answer.
-    let over = CancellationToken::new();
     if let Some(listener) = admin_listener {
         admin::spawn(&mut tasks, listener, metrics.clone(), relay.status(), over.clone());
     }
-    tasks.spawn(admin::watch_standing(Arc::clone(&opened.store), metrics, stop.clone()));
+    let watched = admin::Watched { store: Arc::clone(&opened.store), log: None };
+    tasks.spawn(admin::watch_standing(watched, metrics, stop.clone()));
     greet(own, admin_address, folder, temporary, output)?;
+    if let Some(bus) = bus.as_ref().filter(|_| !output.json) {
+        output.line(format!("  bus      {}", bus.connection_string()))?;
+        output.line("")?;
+    }
     let mut serving = JoinSet::new();
     let received = service.received();
     let end = over.clone();
     serving.spawn(async move { service.serve(listener, end.cancelled_owned()).await });
-    let mut printing = std::pin::pin!(print_events(received, output));
-    let mut delivering = std::pin::pin!(relay.run(stop.clone()));
+    let printing = async {
+        match &mut bus {
+            Some(bus) => bus.print(output).await,
+            None => print_events(received, output).await,
+        }
+    };
+    let shown = deliver(relay.run(stop.clone()), printing, &stop, &over).await;
+    while serving.join_next().await.is_some() {}
+    tasks.shutdown().await;
+    shown?;
+    if let Some(bus) = &bus {
+        bus.judge(&*opened.feed, output).await?;
+    }
+    if !output.json {
+        output.line("Stopped: everything under way was delivered.")?;
+    }
+    Ok(())
+}
+
+/// Delivers until the end and prints until all of it was received.
+async fn deliver(
+    delivering: impl Future<Output = postrider_core::Result<()>>,
+    printing: impl Future<Output = Result<()>>,
+    stop: &CancellationToken,
+    over: &CancellationToken,
+) -> Result<()> {
+    let (mut delivering, mut printing) = (std::pin::pin!(delivering), std::pin::pin!(printing));
     let mut printed = None;
     let delivered = tokio::select! {
         delivered = &mut delivering => delivered,
@@ -150,18 +203,12 @@ async fn show(args: &DemoArgs, folder: &Path, temporary: bool, output: Output) -
         }
     };
     over.cancel();
-    // The stream of received events ends with the service, after the last one.
+    // What is received ends with the service, after the last event.
     let printed = match printed {
         Some(printed) => printed,
         None => printing.await,
     };
-    while serving.join_next().await.is_some() {}
-    tasks.shutdown().await;
-    delivered.context("deliver").and(printed)?;
-    if !output.json {
-        output.line("Stopped: everything under way was delivered.")?;
-    }
-    Ok(())
+    delivered.context("deliver").and(printed)
 }
 
 fn greet(

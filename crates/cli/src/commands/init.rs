@@ -22,7 +22,7 @@ use crate::output::{Output, Tone, escape};
 pub(super) fn run(global: &Global, args: &InitArgs, output: Output) -> Result<ExitCode> {
     let config = source_config(global)?;
     if args.sql {
-        let sql = compose::schema_sql(&config.source);
+        let sql = compose::schema_sql(&config.source)?;
         if output.json {
             output.json_line(&json!({ "sql": sql }))?;
         } else {
@@ -41,7 +41,10 @@ pub(super) fn run(global: &Global, args: &InitArgs, output: Output) -> Result<Ex
                 "partitions": partitions,
             }))?;
         } else {
-            let text = format!("{} is ready, with {partitions} partitions", opened.shown);
+            let text = match &opened.log {
+                Some(log) => format!("{} is ready: {}", opened.shown, log.made()),
+                None => format!("{} is ready, with {partitions} partitions", opened.shown),
+            };
             output.line(output.paint(Tone::Good, text))?;
             let asked = compose::partitions_asked(&config.source);
             if let Some(asked) = asked.filter(|asked| *asked != partitions as u64) {

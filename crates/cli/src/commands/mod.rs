@@ -11,6 +11,7 @@ mod dead_letters;
 #[cfg(feature = "demo")]
 mod demo;
 mod init;
+mod log_standing;
 mod prune;
 mod replay;
 mod run;

@@ -20,6 +20,7 @@ use crate::admin;
 use crate::args::{Global, RunArgs};
 use crate::compose::{self, OnSchema, Opened};
 use crate::config::{AdminConfig, Config, Problems, SinkConfig};
+use crate::exit::NotReady;
 use crate::failpoints;
 use crate::logging;
 use crate::signals;
@@ -83,6 +84,9 @@ async fn deliver(config: &Config, sinks: Vec<OpenSink>, schema: OnSchema) -> Res
     let mut tasks = JoinSet::new();
     let stop = signals::stop_token(&mut tasks)?;
     let opened = open_with(config, schema).await?;
+    if let Some(log) = &opened.log {
+        log.ready().await.with_context(|| NotReady(format!("read {}", opened.shown)))?;
+    }
     let metrics = admin::record_metrics()?;
     let listener = admin::bind(config.admin).await?;
     let relay = build(config, &opened, &sinks)?;
@@ -96,8 +100,8 @@ async fn deliver(config: &Config, sinks: Vec<OpenSink>, schema: OnSchema) -> Res
     }
     let advice = opened.advice().await;
     advice.attention.iter().chain(&advice.weaker).for_each(|text| tracing::warn!("{text}"));
-    let standing = admin::watch_standing(Arc::clone(&opened.store), metrics.clone(), stop.clone());
-    tasks.spawn(standing);
+    let watched = admin::Watched { store: Arc::clone(&opened.store), log: opened.log.clone() };
+    tasks.spawn(admin::watch_standing(watched, metrics.clone(), stop.clone()));
     // The listener answers until the drain is over, so that a probe sees the truth to the end.
     let over = CancellationToken::new();
     if let Some(listener) = listener {

@@ -11,14 +11,14 @@ use std::time::Duration;
 use anyhow::Result;
 use postrider_core::{
     Clock, ConsumerName, ConsumerProgress, DeadLetterFilter, DeadLetterState, GroupName, LeaseInfo,
-    Position, Timestamp,
+    Timestamp,
 };
 use postrider_relay::SystemClock;
 use serde_json::{Value as Json, json};
 
-use super::{block_on, open, source_config};
+use super::{block_on, log_standing, open, source_config};
 use crate::args::{Global, StatusArgs};
-use crate::compose::Opened;
+use crate::compose::{LogMirror, LogStanding, Opened};
 use crate::config::Config;
 use crate::exit::{SourceContext, Usage};
 use crate::output::{Cell, Output, Tone, escape, roughly, time};
@@ -57,7 +57,9 @@ pub(super) fn run(global: &Global, args: &StatusArgs, output: Output) -> Result<
 struct Picture {
     group: GroupName,
     now: Timestamp,
-    heads: Vec<(String, Position)>,
+    heads: Vec<(String, String)>,
+    log: Option<LogStanding>,
+    mirror: Option<LogMirror>,
     leases: Vec<LeaseInfo>,
     progress: Vec<ConsumerProgress>,
     /// Whether a dead letter waits for a person.
@@ -123,9 +125,24 @@ pub(super) fn strays(progress: &[ConsumerProgress], config: &Config) -> Vec<Stri
 impl Picture {
     async fn take(opened: &Opened, group: GroupName) -> Result<Self> {
         let nobody = ConsumerName::new("postrider-status")?;
+        let log = match &opened.log {
+            Some(log) => Some(log.standing().await.source_context("look at the log")?),
+            None => None,
+        };
+        let mirror = match &opened.log {
+            Some(log) => log.mirror().await,
+            None => None,
+        };
         let mut heads = Vec::new();
-        for partition in opened.feed.partitions(&nobody).await.source_context("list partitions")? {
-            let head = opened.feed.head(&partition).await.source_context("read the head")?;
+        let partitions = opened.source.partitions(&nobody).await;
+        for partition in partitions.source_context("list partitions")? {
+            let head = match &log {
+                Some(log) => log.head.clone(),
+                None => {
+                    let head = opened.feed.head(&partition).await;
+                    head.source_context("read the head")?.to_string()
+                }
+            };
             heads.push((partition.as_str().to_owned(), head));
         }
         let leases = opened.store.leases(&group).await.source_context("read leases")?;
@@ -138,7 +155,8 @@ impl Picture {
         let parked =
             opened.store.list(&parked, None, 1).await.source_context("read dead letters")?;
         let any_parked = !parked.is_empty();
-        Ok(Self { group, now: SystemClock.now(), heads, leases, progress, any_parked })
+        let now = SystemClock.now();
+        Ok(Self { group, now, heads, log, mirror, leases, progress, any_parked })
     }
 
     fn totals(&self) -> BTreeMap<&ConsumerName, Total> {
@@ -200,7 +218,7 @@ impl Picture {
             let lease = self.leases.iter().find(|lease| lease.partition.as_str() == partition);
             json!({
                 "partition": partition,
-                "head": head.to_string(),
+                "head": head,
                 "lease": lease.map(|lease| json!({
                     "holder": lease.holder.as_str(),
                     "epoch": lease.epoch.get(),
@@ -228,6 +246,7 @@ impl Picture {
             "group": self.group.as_str(),
             "partitions": partitions.collect::<Vec<_>>(),
             "consumers": consumers.collect::<Vec<_>>(),
+            "log": self.log.as_ref().map(|log| log_standing::json(log, self.mirror.as_ref())),
             "warnings": warnings,
             "advice": weaker,
         })
@@ -258,7 +277,7 @@ impl Picture {
             let epoch = lease.map_or("-".to_owned(), |lease| lease.epoch.get().to_string());
             vec![
                 Cell::plain(partition),
-                Cell::plain(head.to_string()),
+                Cell::plain(head),
                 Cell::plain(epoch),
                 Cell::plain(left),
                 Cell::plain(holder),
@@ -294,6 +313,10 @@ impl Picture {
             "CHECKPOINT",
         ];
         output.table(&heading, &rows.collect::<Vec<_>>())?;
+        if let Some(log) = &self.log {
+            output.line("")?;
+            log_standing::print(log, self.mirror.as_ref(), output)?;
+        }
         print_advice(warnings, weaker, output)
     }
 }

@@ -120,6 +120,7 @@ pub(super) async fn open(config: &SourceConfig, schema: OnSchema) -> Result<Open
         store,
         shown: show(config),
         schema_version: postrider_store_sqlite::SCHEMA_VERSION,
+        log: None,
         look: Box::new(|| std::future::ready(Ok(Advice::default())).boxed()),
     })
 }

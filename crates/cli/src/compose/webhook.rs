@@ -6,10 +6,10 @@
 use std::sync::Arc;
 
 use postrider_core::{Result, Secret, Sink};
-use postrider_encoding::Encoding;
 use postrider_relay::SystemClock;
 use postrider_sink_webhook::{Webhook, WebhookConfig};
 
+use super::message;
 use crate::config::SinkConfig;
 use crate::config::keys::{Kind, Need, Shape, key};
 
@@ -43,18 +43,8 @@ pub(super) const KIND: Kind = Kind {
             Need::Optional,
             "Fixed headers, such as { authorization = \"env:TOKEN\" }.",
         ),
-        key(
-            "encoding",
-            Shape::Choice(&["plain", "cloudevents-binary", "cloudevents-structured"]),
-            Need::Default("\"plain\""),
-            "How an event becomes a message.",
-        ),
-        key(
-            "source",
-            Shape::Text,
-            Need::Optional,
-            "The source attribute of CloudEvents; /postrider without it.",
-        ),
+        message::ENCODING,
+        message::SOURCE,
         key(
             "allow_private",
             Shape::Switch,
@@ -73,18 +63,8 @@ pub(super) const KIND: Kind = Kind {
             Need::Default("16"),
             "Requests at a time to this host, over all sinks of the process.",
         ),
-        key(
-            "timeout_ms",
-            Shape::Integer { min: 1, max: 600_000 },
-            Need::Default("10000"),
-            "Time for one request, in milliseconds.",
-        ),
-        key(
-            "connect_timeout_ms",
-            Shape::Integer { min: 1, max: 600_000 },
-            Need::Default("5000"),
-            "Time for connecting, in milliseconds.",
-        ),
+        message::timeout_ms("10000", "Time for one request, in milliseconds."),
+        message::CONNECT_TIMEOUT_MS,
         key(
             "ca_file",
             Shape::Text,
@@ -106,11 +86,7 @@ pub(super) fn settings(config: &SinkConfig) -> WebhookConfig {
     let mut settings = WebhookConfig::new(url, fields.secrets("signing_keys").to_vec());
     settings.unsigned = fields.switch("unsigned");
     settings.headers = fields.secret_table("headers").iter().cloned().collect();
-    settings.encoding = match fields.text("encoding") {
-        Some("cloudevents-binary") => Encoding::CloudEventsBinary,
-        Some("cloudevents-structured") => Encoding::CloudEventsStructured,
-        _ => Encoding::Plain,
-    };
+    settings.encoding = message::encoding(fields);
     settings.source = fields.text("source").map(str::to_owned);
     settings.allow_private = fields.switch("allow_private");
     settings.allow_http = fields.switch("allow_http");

@@ -49,13 +49,17 @@ pub(crate) fn load(file: &Path, demand: Demand, lookup: Lookup) -> Result<Config
         };
         Problems::new(file, vec![problem])
     })?;
-    checked(parse::parse(&text, file, demand, lookup)?)
+    checked(parse::parse(&text, file, demand, lookup)?, demand)
 }
 
-/// What the source's own rules refuse is refused here, so that every command says it alike.
-fn checked(config: Config) -> Result<Config, Problems> {
+/// What the source's own rules refuse is refused here, so that every command says it alike; of
+/// sinks only where they are asked for.
+fn checked(config: Config, demand: Demand) -> Result<Config, Problems> {
     let mut problems = Vec::new();
     compose::check_source(&config.source, &mut problems);
+    if demand == Demand::SourceAndSinks {
+        compose::check_sinks(&config.source, &config.sinks, &mut problems);
+    }
     if problems.is_empty() { Ok(config) } else { Err(Problems::new(&config.file, problems)) }
 }
 
@@ -67,7 +71,8 @@ pub(crate) fn of_source(path: &str) -> Result<Config, Problems> {
     let escaped = toml::Value::from(path).to_string();
     let text = format!("[source]\nkind = \"sqlite\"\nurl = {escaped}\n");
     let name = Path::new("--source");
-    let config = parse::parse(&text, name, Demand::Source, Lookup::Resolve).and_then(checked);
+    let config = parse::parse(&text, name, Demand::Source, Lookup::Resolve)
+        .and_then(|config| checked(config, Demand::Source));
     // Lines and keys of a text that nobody wrote would only mislead.
     config.map_err(|problems| {
         let plain = |problem: &Problem| Problem {
@@ -85,7 +90,8 @@ pub(crate) fn of_source(path: &str) -> Result<Config, Problems> {
 /// As [`load`].
 #[cfg(feature = "demo")]
 pub(crate) fn of_text(text: &str, name: &str) -> Result<Config, Problems> {
-    checked(parse::parse(text, Path::new(name), Demand::SourceAndSinks, Lookup::Resolve)?)
+    let demand = Demand::SourceAndSinks;
+    checked(parse::parse(text, Path::new(name), demand, Lookup::Resolve)?, demand)
 }
 
 /// Reads the whole file, or refuses one that can't be meant, such as a database.

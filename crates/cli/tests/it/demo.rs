@@ -60,3 +60,68 @@ fn two_demos_side_by_side_find_a_port_each() {
         assert_eq!(demo.ended(), Some(0));
     }
 }
+
+/// Contacts, relay, the local Service Bus and receivers of its sessions, all in one process.
+#[test]
+fn events_go_through_sessions_exactly_once_and_in_order() {
+    let home = Home::new();
+    let demo = home.start(&["--json", "demo", "--servicebus", "--listen", "127.0.0.1:0"]);
+    let greeting = demo.line_with("\"url\"");
+    let greeting: serde_json::Value = serde_json::from_str(&greeting).expect("JSON");
+    let address = address_in(greeting["url"].as_str().expect("a URL"));
+    let created: Vec<String> = (0..4)
+        .map(|n| {
+            let contact = format!(
+                r#"{{"firstName":"Ada {n}","lastName":"Lovelace","companyName":"Engines"}}"#
+            );
+            let (status, answer) = http(address, "POST /api/contacts", &contact);
+            assert_eq!(status, 201, "{answer}");
+            // A contact's id is the key of its events, and so its session.
+            let arrived = demo.line_with("\"number\":1");
+            let arrived: serde_json::Value = serde_json::from_str(&arrived).expect("JSON");
+            arrived["contact"].as_str().expect("a contact").to_owned()
+        })
+        .collect();
+    for turn in 0..5 {
+        for id in &created {
+            let name = format!(r#"{{"firstName":"Ada {turn}","lastName":"King"}}"#);
+            let request = format!("POST /api/contacts/{id}/update-name");
+            let (status, answer) = http(address, &request, &name);
+            assert_eq!(status, 204, "{answer}");
+        }
+    }
+    // Stopped amid deliveries: the rest is received before the end.
+    demo.line_with("\"number\":3");
+    demo.signal(Signal::TERM);
+    let verdict = demo.line_with("exactlyOnceInOrder");
+    let verdict: serde_json::Value = serde_json::from_str(&verdict).expect("JSON");
+    assert_eq!(verdict["contacts"], 4);
+    let seen = demo.seen();
+    assert_eq!(demo.ended(), Some(0));
+    let mut told = std::collections::BTreeMap::<String, Vec<u64>>::new();
+    for line in seen.lines().filter(|line| line.contains("\"number\"")) {
+        let line: serde_json::Value = serde_json::from_str(line).expect("JSON");
+        let contact = line["contact"].as_str().expect("a contact").to_owned();
+        told.entry(contact).or_default().push(line["number"].as_u64().expect("a number"));
+    }
+    assert!(created.iter().all(|id| told.contains_key(id)), "{told:?}");
+    let received = told.values().map(Vec::len).sum::<usize>();
+    assert_eq!(verdict["received"], received);
+    for numbers in told.values() {
+        assert_eq!(*numbers, (1..=numbers.len() as u64).collect::<Vec<_>>());
+    }
+}
+
+#[test]
+fn the_demonstration_of_the_bus_speaks_to_people() {
+    let home = Home::new();
+    let demo = home.start(&["demo", "--servicebus", "--listen", "127.0.0.1:0"]);
+    let address = address_in(&demo.line_with("http://"));
+    assert!(demo.line_with("bus ").contains("UseDevelopmentEmulator=true"));
+    let contact = r#"{"firstName":"Ada","lastName":"Lovelace","companyName":"Engines"}"#;
+    assert_eq!(http(address, "POST /api/contacts", contact).0, 201);
+    demo.line_with("number 1");
+    demo.signal(Signal::INT);
+    demo.line_with("each exactly once");
+    assert_eq!(demo.ended(), Some(0));
+}

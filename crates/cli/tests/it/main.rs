@@ -14,9 +14,21 @@ mod feed;
 mod harness;
 #[cfg(feature = "webhook")]
 mod letters;
+#[cfg(feature = "nats")]
+mod nats;
 #[cfg(feature = "postgres")]
 mod postgres;
+#[cfg(feature = "postgres")]
+mod postgres_wal;
+#[cfg(feature = "postgres")]
+mod postgres_wal_adopted;
+#[cfg(feature = "rabbitmq")]
+mod rabbitmq;
+#[cfg(feature = "redis")]
+mod redis;
 mod run;
+#[cfg(feature = "servicebus")]
+mod servicebus;
 #[cfg(feature = "otlp")]
 mod traces;
 mod trouble;

@@ -165,8 +165,14 @@ impl Page {
 
     /// The id of the first contact of the list.
     pub(crate) async fn contact_id(&self) -> String {
-        let contact = self.element("contact").await;
-        contact.attr("data-contact-id").await.expect("read an attribute").expect("a contact's id")
+        until("a contact's id can be read", async || {
+            match self.element("contact").await.attr("data-contact-id").await {
+                Ok(id) => Some(id.expect("each contact has one")),
+                Err(error) if is_passing(&error) => None,
+                Err(error) => panic!("read an attribute: {error}"),
+            }
+        })
+        .await
     }
 
     pub(crate) async fn contact_count(&self) -> usize {

@@ -1,7 +1,7 @@
 //! The certificate of a server that offers TLS.
 //!
 //! What lives here: an authority for one server, and the server's certificate by it, both made by
-//! `openssl`, which comes with Debian's PostgreSQL. What does not: a client's settings.
+//! `openssl`, which comes with Debian's PostgreSQL. What does not: a server's settings.
 //! Invariant: the authority's key is gone when this returns; a certificate is good for two days.
 
 use std::path::Path;
@@ -13,7 +13,7 @@ use crate::programs;
 const KEY: [&str; 5] = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"];
 
 /// Makes `server.crt` and `server.key` in `data`, and the authority's certificate at `authority`.
-pub(super) fn make(data: &Path, authority: &Path) -> Result<()> {
+pub(crate) fn make(data: &Path, authority: &Path) -> Result<()> {
     let openssl = programs::find("openssl")?;
     let authority_key = authority.with_extension("key");
     let request = |subject: &str, key: &Path, certificate: &Path| {

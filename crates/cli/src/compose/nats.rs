@@ -1,0 +1,117 @@
+//! `kind = "nats"`.
+//!
+//! What lives here: its keys, and the sink that they make. What does not: other kinds.
+//! Invariant: making it connects to nothing.
+
+use std::sync::Arc;
+
+use postrider_core::{Result, Sink};
+use postrider_sink_nats::{Nats, NatsConfig, Unroutable};
+
+use super::message;
+use crate::config::SinkConfig;
+use crate::config::keys::{Kind, Need, Shape, key};
+
+pub(super) const NAME: &str = "nats";
+
+pub(super) const KIND: Kind = Kind {
+    name: NAME,
+    doc: "Each event as a message of NATS JetStream.",
+    keys: &[
+        key(
+            "servers",
+            Shape::Secrets,
+            Need::Required,
+            "Servers to begin with: nats://host:4222 or tls://host:4222.",
+        ),
+        key(
+            "subject",
+            Shape::Text,
+            Need::Default("\"{topic}\""),
+            "Subject of an event's message, with placeholders such as {topic}, {type} and {key}.",
+        ),
+        key(
+            "stream",
+            Shape::Text,
+            Need::Optional,
+            "Stream that has to take the events; any one that has their subjects without it.",
+        ),
+        key("user", Shape::Text, Need::Optional, "User, with password."),
+        key("password", Shape::Secret, Need::Optional, "The user's password."),
+        key("token", Shape::Secret, Need::Optional, "A token, instead of a user."),
+        key("nkey", Shape::Secret, Need::Optional, "The seed of an NKEY, instead of a user."),
+        key(
+            "credentials",
+            Shape::Secret,
+            Need::Optional,
+            "The text of a credentials file, such as \"file:app.creds\", instead of a user.",
+        ),
+        key(
+            "ca_file",
+            Shape::Text,
+            Need::Optional,
+            "PEM file with further certificate authorities to trust.",
+        ),
+        key(
+            "client_certificate_file",
+            Shape::Text,
+            Need::Optional,
+            "PEM file with this client's certificate, with client_key_file.",
+        ),
+        key(
+            "client_key_file",
+            Shape::Text,
+            Need::Optional,
+            "PEM file with the key of client_certificate_file.",
+        ),
+        key(
+            "allow_plain",
+            Shape::Switch,
+            Need::Default("false"),
+            "Permits connections without TLS to hosts other than loopback.",
+        ),
+        key(
+            "unroutable",
+            Shape::Choice(&["retry", "park"]),
+            Need::Default("\"retry\""),
+            "What becomes of events that no stream takes.",
+        ),
+        message::ENCODING,
+        message::SOURCE,
+        message::timeout_ms("5000", "Time for one acknowledgement, in milliseconds."),
+        message::CONNECT_TIMEOUT_MS,
+    ],
+};
+
+pub(super) fn open(config: &SinkConfig) -> Result<Arc<dyn Sink>> {
+    Ok(Arc::new(Nats::new(&settings(config))?))
+}
+
+fn settings(config: &SinkConfig) -> NatsConfig {
+    let fields = &config.fields;
+    let file = |key| fields.text(key).map(|text| super::path(&config.folder, text));
+    let mut settings = NatsConfig::new(fields.secrets("servers").to_vec());
+    if let Some(subject) = fields.text("subject") {
+        subject.clone_into(&mut settings.subject);
+    }
+    settings.stream = fields.text("stream").map(str::to_owned);
+    settings.user = fields.text("user").map(str::to_owned);
+    settings.password = fields.secret("password").cloned();
+    settings.token = fields.secret("token").cloned();
+    settings.nkey = fields.secret("nkey").cloned();
+    settings.credentials = fields.secret("credentials").cloned();
+    settings.ca_file = file("ca_file");
+    settings.client_certificate_file = file("client_certificate_file");
+    settings.client_key_file = file("client_key_file");
+    settings.allow_plain = fields.switch("allow_plain");
+    settings.unroutable = match fields.text("unroutable") {
+        Some("park") => Unroutable::Park,
+        _ => Unroutable::Retry,
+    };
+    settings.encoding = message::encoding(fields);
+    settings.source = fields.text("source").map(str::to_owned);
+    settings.timeout_ms = fields.number("timeout_ms").unwrap_or(settings.timeout_ms);
+    settings.connect_timeout_ms =
+        fields.number("connect_timeout_ms").unwrap_or(settings.connect_timeout_ms);
+    settings
+}
