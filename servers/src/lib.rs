@@ -11,6 +11,7 @@
 
 mod address;
 mod certificate;
+pub mod cosmos;
 mod error;
 mod folder;
 pub mod nats;

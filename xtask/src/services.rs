@@ -17,7 +17,8 @@ use rustix::process::{Pid, Signal, kill_process};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
-use crate::test::tools;
+use crate::test::{excluded, tools};
+use crate::workspace::Workspace;
 
 /// How often the command's end and signals are looked for.
 const POLL: Duration = Duration::from_millis(20);
@@ -67,6 +68,7 @@ pub(crate) fn run(command: &Command) -> Result<ExitCode> {
     match command {
         Command::Install => {
             println!("{}", tools::install()?);
+            excluded::build(&Workspace::locate()?)?;
             Ok(ExitCode::SUCCESS)
         }
         Command::Run { rabbitmq, command } => {

@@ -10,7 +10,7 @@ use std::process::Command;
 use anyhow::Result;
 
 use super::tally::Tally;
-use super::{Outcome, blocks, tools};
+use super::{Outcome, blocks, excluded, tools};
 use crate::workspace::Workspace;
 use crate::{process, tidy};
 
@@ -50,6 +50,7 @@ pub(super) const STEPS: &[Step] = &[
     check("fmt", "the code is formatted", format),
     check("clippy", "no warnings in any target with any feature", clippy),
     check("tidy", "the house rules", house_rules),
+    check("emulators", "the emulator that is a workspace of its own", excluded::check),
     check("deny", "licences, banned crates, sources", deny),
     check("doc", "the documentation builds without warnings", documentation),
     tests("test", "unit and integration tests", test),
@@ -60,8 +61,9 @@ pub(super) const STEPS: &[Step] = &[
     check("bench", "every benchmark runs (nothing is judged)", bench_smoke),
 ];
 
-fn setup(_: &Workspace) -> Result<Outcome> {
+fn setup(workspace: &Workspace) -> Result<Outcome> {
     let done = tools::install()?;
+    excluded::build(workspace)?;
     eprintln!("    {done}");
     Ok(Outcome::Passed(Tally::default()))
 }
@@ -94,7 +96,10 @@ fn deny(workspace: &Workspace) -> Result<Outcome> {
     // Advisories need a database from outside: whoever releases runs them.
     let mut command = workspace.cargo();
     command.args(["deny", "--workspace", "--all-features", "check"]);
-    judged("deny", command.args(["licenses", "bans", "sources"]))
+    match judged("deny", command.args(["licenses", "bans", "sources"]))? {
+        Outcome::Passed(_) => judged("deny", &mut excluded::deny(workspace)),
+        other => Ok(other),
+    }
 }
 
 fn documentation(workspace: &Workspace) -> Result<Outcome> {
@@ -179,7 +184,7 @@ fn component(
 }
 
 /// Runs a command; its exit status decides, and the tests that it counted are counted.
-fn judged(name: &str, command: &mut Command) -> Result<Outcome> {
+pub(super) fn judged(name: &str, command: &mut Command) -> Result<Outcome> {
     let finished = process::run(name, command)?;
     let tally = Tally::of(&finished.output);
     if finished.status.success() {
