@@ -1,5 +1,5 @@
-//! Real servers for tests: PostgreSQL, PgBouncer, NATS, RabbitMQ, Redis, and a TCP proxy that
-//! misbehaves on demand.
+//! Real servers for tests: PostgreSQL, PgBouncer, NATS, RabbitMQ, Redis, a broker that speaks
+//! Kafka's protocol, and a TCP proxy that misbehaves on demand.
 //!
 //! What lives here: finding a server's programs, starting it on a free port in a folder of its own,
 //! ending it. What does not: installing anything (`cargo xtask services install`), and the tests.
@@ -14,6 +14,7 @@ mod certificate;
 pub mod cosmos;
 mod error;
 mod folder;
+pub mod kafka;
 pub mod nats;
 pub mod pgbouncer;
 pub mod postgres;

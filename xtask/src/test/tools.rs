@@ -1,8 +1,8 @@
 //! What the steps need beside a Rust toolchain, and how it is installed.
 //!
-//! What lives here: the browser, its driver, curl and the servers (Debian packages), newer servers
-//! (packages of PyPI) and `cargo-deny`. What does not: starting anything, and where servers are
-//! looked for, which `servers/` knows.
+//! What lives here: the browser, its driver, curl, what C libraries are built with and the servers
+//! (Debian packages), newer servers (packages of PyPI) and `cargo-deny`. What does not: starting
+//! anything, and where servers are looked for, which `servers/` knows.
 //! Invariant: what is there is used as it is; what is missing is installed or named, with the
 //! command that installs it.
 
@@ -10,7 +10,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, bail};
-use postrider_servers::{nats, pgbouncer, postgres::Version, rabbitmq, redis, servicebus_sdk::Sdk};
+use postrider_servers::{
+    kafka, nats, pgbouncer, postgres::Version, rabbitmq, redis, servicebus_sdk::Sdk,
+};
 
 use super::sdks;
 use crate::process;
@@ -22,9 +24,12 @@ const PROGRAMS: &[(&[&str], &str)] = &[
     (&["chromedriver"], "chromium-driver"),
     (&["curl"], "curl"),
     (&["faketime"], "faketime"),
+    (&["g++", "c++"], "g++"),
+    (&["make", "gmake"], "make"),
     (&["node"], "nodejs"),
     (&["npm"], "npm"),
     (&["openssl"], "openssl"),
+    (&["pkg-config"], "pkg-config"),
     (&["ps"], "procps"),
 ];
 
@@ -64,6 +69,12 @@ pub(crate) fn install() -> Result<String> {
         install_python_packages(&folder, packages, "see why pip refuses it")?;
         done.extend(packages);
     }
+    if !kafka::has_python_packages() {
+        let (folder, packages) = (kafka::virtual_environment(), kafka::PYTHON_PACKAGES);
+        install_python_packages(&folder, packages, "see why pip refuses it")?;
+        done.extend(packages);
+    }
+    kafka::program()?;
     done.extend(sdks::install()?);
     Ok(if done.is_empty() {
         "everything is there".to_owned()
@@ -79,6 +90,9 @@ fn install_packages() -> Result<Vec<&'static str>> {
         .filter(|(names, _)| !names.iter().any(|name| on_path(name).is_some()))
         .map(|(_, package)| *package)
         .collect();
+    if !has_openssl_headers() {
+        missing.push("libssl-dev");
+    }
     if Version::V15.programs().is_err() {
         missing.push("postgresql-15");
     }
@@ -95,7 +109,7 @@ fn install_packages() -> Result<Vec<&'static str>> {
         missing.push("redis-server");
     }
     let has_newer = Version::V18.programs().is_ok() && nats::Version::New.program().is_ok();
-    let has_clients = has_pika() && redis::has_python_packages();
+    let has_clients = has_pika() && redis::has_python_packages() && kafka::has_python_packages();
     let has_all = has_newer && has_clients && Sdk::Python.program().is_ok();
     if !has_all && !has_virtual_environments() {
         missing.push("python3-venv");
@@ -112,6 +126,12 @@ fn install_packages() -> Result<Vec<&'static str>> {
     arguments.extend(&missing);
     apt(&arguments, &by_hand)?;
     Ok(missing)
+}
+
+/// Whether what Kafka's client library is built against is there.
+fn has_openssl_headers() -> bool {
+    let probe = Command::new("pkg-config").args(["--exists", "openssl"]).status();
+    probe.is_ok_and(|probe| probe.success())
 }
 
 /// Whether the client of the guide's consumer is installed.
