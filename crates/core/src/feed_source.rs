@@ -114,7 +114,7 @@ async fn passed<F: Feed + ?Sized>(
         let ended = page.ended.filter(|_| page.entries.is_empty());
         for successor in ended.unwrap_or_default() {
             let start = match begin(feed, &successor.partition, from).await {
-                Ok(start) if start.to_ulid()? > successor.from.to_ulid()? => start,
+                Ok(start) if is_later(&start, &successor.from) => start,
                 Ok(_) => successor.from,
                 // Below the horizon of the successor, which its own beginning respects.
                 Err(error) if error.kind() == ErrorKind::Permanent => successor.from,
@@ -125,6 +125,12 @@ async fn passed<F: Feed + ?Sized>(
         }
     }
     Ok(found)
+}
+
+/// Whether a successor's own start lies behind the end of its predecessor. Where positions are no
+/// ULIDs, the end is a place in the successor, too, and the start can't lie behind it.
+fn is_later(start: &Position, end: &Position) -> bool {
+    matches!((start.to_ulid(), end.to_ulid()), (Ok(start), Ok(end)) if start > end)
 }
 
 /// A quiet partition's position is handed out at most this often, so that it pins no retention.

@@ -1,0 +1,231 @@
+//! Checkpoints, the totals beside them, and what is known of each consumer.
+//!
+//! What lives here: the seam over checkpoint documents. What does not: what is pending
+//! (`progress.rs`), dead letters, whose number is counted where they stand.
+//! Invariant: a checkpoint moves in the batch that has checked its lease, never back; places of one
+//! range are ordered by the documents that one consumer passed.
+
+use async_trait::async_trait;
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD as BASE64;
+use postrider_core::{
+    Checkpoint, Checkpoints, ConsumerName, ConsumerProgress, Error, HeldLease, PartitionId,
+    Position, Result, Successor, Tally,
+};
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+
+use crate::CosmosStore;
+use crate::control::{Control, Kept, Write, Written, id};
+use crate::position::Place;
+
+const CHECKPOINT: &str = "checkpoint";
+/// How often a removal that met another's write is tried again.
+const TRIES: u32 = 20;
+
+/// A consumer's standing in one partition.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub(crate) struct Standing {
+    pub(crate) consumer: String,
+    pub(crate) partition: String,
+    /// Base64; none where it has letters only.
+    position: Option<String>,
+    pub(crate) published: u64,
+    pub(crate) dropped: u64,
+    pub(crate) ended: bool,
+    /// Under whose leases it moved last.
+    group: Option<String>,
+}
+
+pub(crate) fn encode(position: &Position) -> String {
+    BASE64.encode(position.as_bytes())
+}
+
+pub(crate) fn decode(text: &str) -> Result<Position> {
+    let bytes = BASE64.decode(text).map_err(|error| {
+        Error::corrupt("a position in the lease container is no base64").with_source(error)
+    })?;
+    Position::from_bytes(&bytes)
+}
+
+impl Standing {
+    pub(crate) fn of(consumer: &str, partition: &str) -> Self {
+        let (consumer, partition) = (consumer.to_owned(), partition.to_owned());
+        Self { consumer, partition, ..Self::default() }
+    }
+
+    fn id(&self) -> String {
+        id(CHECKPOINT, &[self.consumer.as_bytes(), self.partition.as_bytes()])
+    }
+
+    pub(crate) fn position(&self) -> Result<Option<Position>> {
+        self.position.as_deref().map(decode).transpose()
+    }
+}
+
+/// A standing to be changed: as it is kept, or new.
+pub(crate) struct Change {
+    pub(crate) standing: Standing,
+    etag: Option<String>,
+}
+
+impl Change {
+    pub(crate) async fn read(control: &Control, consumer: &str, partition: &str) -> Result<Self> {
+        let new = Standing::of(consumer, partition);
+        Ok(match control.read::<Standing>(&new.id()).await? {
+            Some(found) => Self { standing: found.body, etag: Some(found.etag) },
+            None => Self { standing: new, etag: None },
+        })
+    }
+
+    /// The write that keeps it.
+    pub(crate) fn write(self, control: &Control) -> Result<Write> {
+        let document = control.document(CHECKPOINT, &self.standing.id(), &self.standing)?;
+        Ok(match self.etag {
+            Some(etag) => Write::Replace(document, etag),
+            None => Write::Create(document),
+        })
+    }
+
+    pub(crate) fn is_new(&self) -> bool {
+        self.etag.is_none()
+    }
+}
+
+/// Every consumer's standings, by consumer and partition.
+pub(crate) async fn standings(
+    control: &Control,
+    consumer: Option<&ConsumerName>,
+) -> Result<Vec<Kept<Standing>>> {
+    let mut all = match consumer {
+        None => control.query::<Standing>(CHECKPOINT, "", &[], usize::MAX).await?,
+        Some(consumer) => {
+            let of = [("@consumer", json!(consumer.as_str()))];
+            let clause = "AND c.consumer = @consumer";
+            control.query::<Standing>(CHECKPOINT, clause, &of, usize::MAX).await?
+        }
+    };
+    all.sort_by(|a, b| {
+        (&a.body.consumer, &a.body.partition).cmp(&(&b.body.consumer, &b.body.partition))
+    });
+    Ok(all)
+}
+
+#[async_trait]
+impl Checkpoints for CosmosStore {
+    async fn checkpoint(
+        &self,
+        consumer: &ConsumerName,
+        partition: &PartitionId,
+    ) -> Result<Option<Checkpoint>> {
+        let id = Standing::of(consumer.as_str(), partition.as_str()).id();
+        let Some(found) = self.inner.control.read::<Standing>(&id).await? else {
+            return Ok(None);
+        };
+        let Some(position) = found.body.position()? else { return Ok(None) };
+        let (published, updated_at) = (found.body.published, found.written_at);
+        Ok(Some(Checkpoint { position, published, updated_at }))
+    }
+
+    async fn advance(
+        &self,
+        lease: &HeldLease,
+        consumer: &ConsumerName,
+        to: &Position,
+        tally: Tally,
+    ) -> Result<()> {
+        let ahead = Place::read(to)?.ordinal();
+        let partition = lease.partition().as_str();
+        let control = &self.inner.control;
+        let mut under = self.under(lease).await;
+        loop {
+            let mut change = Change::read(control, consumer.as_str(), partition).await?;
+            let standing = &mut change.standing;
+            match standing.position()? {
+                // A repetition of a write whose answer was lost.
+                Some(there) if there == *to => {}
+                Some(there) if Place::read(&there)?.ordinal() > ahead => {
+                    return Err(Error::permanent(format!(
+                        "checkpoint of {consumer} in partition {partition} would move back"
+                    )));
+                }
+                _ => standing.published = standing.published.saturating_add(tally.published),
+            }
+            standing.position = Some(encode(to));
+            standing.group = Some(lease.group().as_str().to_owned());
+            if under.write(vec![change.write(control)?]).await? {
+                return Ok(());
+            }
+        }
+    }
+
+    async fn finish(
+        &self,
+        lease: &HeldLease,
+        consumer: &ConsumerName,
+        successors: &[Successor],
+    ) -> Result<()> {
+        for successor in successors {
+            Place::read(&successor.from)?;
+        }
+        self.hand_letters_on(lease, consumer, successors).await?;
+        let partition = lease.partition().as_str();
+        let control = &self.inner.control;
+        let mut under = self.under(lease).await;
+        loop {
+            let mut writes = Vec::new();
+            for successor in successors {
+                let next = successor.partition.as_str();
+                let mut change = Change::read(control, consumer.as_str(), next).await?;
+                if change.standing.position.is_none() {
+                    change.standing.position = Some(encode(&successor.from));
+                    writes.push(change.write(control)?);
+                }
+            }
+            let mut change = Change::read(control, consumer.as_str(), partition).await?;
+            change.standing.ended = true;
+            writes.push(change.write(control)?);
+            if under.write(writes).await? {
+                return Ok(());
+            }
+        }
+    }
+
+    async fn progress(&self) -> Result<Vec<ConsumerProgress>> {
+        let mut all = Vec::new();
+        for found in standings(&self.inner.control, None).await? {
+            let Some(position) = found.body.position()? else { continue };
+            all.push(self.standing_progress(found, position).await?);
+        }
+        self.tell_expiry(&all, self.now().await?);
+        Ok(all)
+    }
+
+    async fn remove_consumer(&self, consumer: &ConsumerName) -> Result<bool> {
+        let control = &self.inner.control;
+        let found = standings(control, Some(consumer)).await?;
+        for standing in &found {
+            let Some(group) = &standing.body.group else { continue };
+            if self.lease_is_alive(group, &standing.body.partition).await? {
+                return Err(Error::transient(format!(
+                    "consumer {consumer} is at work in partition {}; stop its relays",
+                    standing.body.partition
+                )));
+            }
+        }
+        let letters = self.discard_letters(consumer).await?;
+        let mut known = letters > 0;
+        for standing in found {
+            let id = standing.body.id();
+            for _ in 0..TRIES {
+                let Some(there) = control.read::<Standing>(&id).await? else { break };
+                known = true;
+                let gone = [Write::Delete(id.clone(), there.etag)];
+                if let Written::All(_) = control.write(&gone).await? {
+                    break;
+                }
+            }
+        }
+        Ok(known)
+    }
+}

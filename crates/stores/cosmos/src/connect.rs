@@ -1,0 +1,122 @@
+//! From settings to a container.
+//!
+//! What lives here: the SDK's client, whom it signs in as, where it looks first. What does not:
+//! what is asked of the container.
+//! Invariant: a container whose partition key is another, or in which a time to live has no effect,
+//! is refused before anything is written to it.
+
+use azure_core::credentials::Secret as AzureSecret;
+use azure_data_cosmos::clients::{ContainerClient, DatabaseClient};
+use azure_data_cosmos::models::{ContainerProperties, TimeToLive};
+use azure_data_cosmos::options::Region;
+use azure_data_cosmos::{AccountEndpoint, AccountReference, CosmosClient, RoutingStrategy};
+use postrider_core::{Error, Result};
+
+use crate::Inner;
+use crate::advice::ClockSeen;
+use crate::config::{Account, Auth, CosmosConfig};
+use crate::control::Control;
+use crate::error::failed;
+use crate::expired::Expired;
+use crate::leases::Seen;
+
+/// The partition key of both containers.
+const PARTITION_KEY: &str = "/partitionKey";
+
+pub(crate) async fn open(config: &CosmosConfig) -> Result<Inner> {
+    config.check()?;
+    let database = client(config).await?.database_client(config.database.clone());
+    let found = database.container_client(config.container.clone(), None).await;
+    let container = found.map_err(failed("look the container up"))?;
+    let read = container.read(None).await.map_err(failed("read the container's settings"))?;
+    let properties = read.into_model().map_err(failed("read the container's settings"))?;
+    check(&config.container, &properties)?;
+    let kept = format!("{}/{}", config.database, config.container);
+    let control = Control::new(lease_container(config, &database).await?, kept);
+    Ok(Inner {
+        database,
+        database_name: config.database.clone(),
+        container,
+        container_name: config.container.clone(),
+        container_rid: properties.system_properties.resource_id.unwrap_or_default(),
+        default_topic: config.topic()?,
+        event_ttl_seconds: config.event_ttl_seconds(),
+        max_items: config.max_items,
+        control,
+        seen: Seen::default(),
+        clock: ClockSeen::default(),
+        expired: Expired::default(),
+    })
+}
+
+/// The container of what relays keep. Its documents name their own time to live or none.
+async fn lease_container(
+    config: &CosmosConfig,
+    database: &DatabaseClient,
+) -> Result<ContainerClient> {
+    let place = "look the lease container up";
+    let found = database.container_client(config.lease_container.clone(), None).await;
+    let container = found.map_err(failed(place))?;
+    let read = container.read(None).await.map_err(failed(place))?;
+    let properties = read.into_model().map_err(failed(place))?;
+    check_key(&config.lease_container, &properties)?;
+    Ok(container)
+}
+
+/// Refuses a container in which documents would be apart from their events, or events live for
+/// ever.
+fn check(name: &str, properties: &ContainerProperties) -> Result<()> {
+    check_key(name, properties)?;
+    match properties.default_ttl {
+        TimeToLive::NoDefault => Ok(()),
+        TimeToLive::Forever => Err(Error::permanent(format!(
+            "container {name:?} has no time to live, so that events would never be removed; set \
+             its default to \"On (no default)\", which is defaultTtl -1"
+        ))),
+        _ => Err(Error::permanent(format!(
+            "container {name:?} removes documents that name no time to live; set its default to \
+             \"On (no default)\", which is defaultTtl -1"
+        ))),
+    }
+}
+
+fn check_key(name: &str, properties: &ContainerProperties) -> Result<()> {
+    let paths = properties.partition_key.paths();
+    if paths.len() != 1 || paths[0] != PARTITION_KEY {
+        return Err(Error::permanent(format!(
+            "container {name:?} has the partition key {}; it has to be {PARTITION_KEY}, which can't \
+             be changed later: make another container",
+            paths.join(", ")
+        )));
+    }
+    Ok(())
+}
+
+async fn client(config: &CosmosConfig) -> Result<CosmosClient> {
+    let account = config.account()?;
+    let reference = reference(config, account)?;
+    let regions = config.preferred_regions.iter().map(|name| Region::new(name.clone()));
+    let strategy = RoutingStrategy::PreferredRegions(regions.collect());
+    let built = CosmosClient::builder().build(reference, strategy).await;
+    built.map_err(failed("connect to the account"))
+}
+
+fn reference(config: &CosmosConfig, account: Account) -> Result<AccountReference> {
+    let endpoint: AccountEndpoint =
+        account.endpoint.parse().map_err(failed("read the account's address"))?;
+    match (config.auth, account.key) {
+        (Auth::Key, Some(key)) => {
+            let key = AzureSecret::new(key.expose().to_owned());
+            Ok(AccountReference::with_authentication_key(endpoint, key))
+        }
+        (Auth::Key, None) => Err(Error::permanent("key: is missing")),
+        #[cfg(feature = "entra")]
+        (Auth::Entra, _) => {
+            Ok(AccountReference::with_credential(endpoint, crate::entra::credential(config)?))
+        }
+        #[cfg(not(feature = "entra"))]
+        (Auth::Entra, _) => Err(Error::permanent(
+            "auth = \"entra\" is not in this build; build with the feature cosmos-entra",
+        )),
+    }
+}

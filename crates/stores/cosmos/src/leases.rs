@@ -1,0 +1,402 @@
+//! Leases, the list of live relays, and the fence that every write under a lease passes.
+//!
+//! What lives here: the seam over lease and relay documents. What does not: when to renew.
+//! Invariant: each acquisition raises the epoch; a write under a lease replaces the lease's own
+//! document in the same batch, in the version that was seen under that epoch, so that whoever
+//! took the lease in between makes the batch fail whole.
+//!
+//! Nobody's clock is compared with another's: a lease has run out once its document has not changed
+//! for its time to live, as seen by whoever wants it. The first look at a lease can't tell how old
+//! it is, so a relay that comes new waits a whole time to live.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use async_trait::async_trait;
+use postrider_core::{
+    Acquired, Epoch, Error, GroupName, HeldLease, LeaseInfo, Leases, PartitionId, RelayId, Renewal,
+    Result,
+};
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+
+use crate::CosmosStore;
+use crate::control::{Control, Kept, MAX_BATCH_OPERATIONS, Write, Written, id};
+
+const LEASE: &str = "lease";
+const RELAY: &str = "relay";
+/// How often a write that met another's is tried again before it is left to the caller.
+const TRIES: u32 = 20;
+/// How long a relay's document outlives its last word, by the database's own time to live.
+const RELAY_TTL_SECONDS: u64 = 3_600;
+
+/// A lease; kept also when free, because its epoch must never repeat.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct Lease {
+    group: String,
+    partition: String,
+    holder: String,
+    epoch: u64,
+    released: bool,
+    ttl_ms: u64,
+    /// Changes with each write, so that the document does.
+    beat: u64,
+}
+
+/// A relay that said it is alive.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct Relay {
+    group: String,
+    relay: String,
+    ttl_ms: u64,
+    beat: u64,
+    /// The database's own: an old relay's document goes by itself.
+    ttl: u64,
+}
+
+/// What this process saw of the documents that run out.
+#[derive(Debug, Default)]
+pub(crate) struct Seen {
+    /// By document: its version, and since when it has had it.
+    since: Mutex<HashMap<String, (String, Instant)>>,
+    /// By lease: the version under which this process may write; one writer at a time.
+    held: Mutex<HashMap<String, Arc<tokio::sync::Mutex<Option<Kept<Lease>>>>>>,
+}
+
+impl Seen {
+    /// How long the document would still last without a change.
+    fn remaining(&self, id: &str, etag: &str, ttl: Duration) -> Duration {
+        let now = Instant::now();
+        let mut since = self.since.lock().unwrap_or_else(PoisonError::into_inner);
+        let seen = since.entry(id.to_owned()).or_insert_with(|| (etag.to_owned(), now));
+        if seen.0 != etag {
+            *seen = (etag.to_owned(), now);
+        }
+        ttl.saturating_sub(now.saturating_duration_since(seen.1))
+    }
+
+    fn forget(&self, id: &str) {
+        self.since.lock().unwrap_or_else(PoisonError::into_inner).remove(id);
+    }
+
+    fn slot(&self, id: &str) -> Arc<tokio::sync::Mutex<Option<Kept<Lease>>>> {
+        let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        Arc::clone(held.entry(id.to_owned()).or_default())
+    }
+}
+
+pub(crate) fn lease_id(group: &str, partition: &str) -> String {
+    id(LEASE, &[group.as_bytes(), partition.as_bytes()])
+}
+
+fn ms(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
+impl Lease {
+    fn ttl(&self) -> Duration {
+        Duration::from_millis(self.ttl_ms)
+    }
+
+    fn is_of(&self, lease: &HeldLease) -> bool {
+        !self.released
+            && self.holder == lease.holder().as_str()
+            && self.epoch == lease.epoch().get()
+    }
+
+    /// The same with another version.
+    fn beaten(&self) -> Self {
+        Self { beat: self.beat.wrapping_add(1), ..self.clone() }
+    }
+}
+
+/// Writing under a lease: read what is needed, write, and begin anew while the answer is no.
+pub(crate) struct Under<'a> {
+    control: &'a Control,
+    lease: &'a HeldLease,
+    id: String,
+    known: tokio::sync::OwnedMutexGuard<Option<Kept<Lease>>>,
+    tries: u32,
+}
+
+impl Under<'_> {
+    /// Writes all of it together with the lease's own document, or nothing. False: something is
+    /// not as it was read; read again.
+    ///
+    /// # Errors
+    /// `Fenced` when the lease was taken over or released; then nothing was written.
+    pub(crate) async fn write(&mut self, mut writes: Vec<Write>) -> Result<bool> {
+        self.tries += 1;
+        if self.tries > TRIES {
+            return Err(busy("write under a lease"));
+        }
+        if self.known.is_none() {
+            *self.known = self.control.read::<Lease>(&self.id).await?;
+        }
+        // Taken, so that a call that is given up leaves nothing to rely on.
+        let current = self.known.take().filter(|found| found.body.is_of(self.lease));
+        let current = current.ok_or_else(|| fenced(self.lease))?;
+        let next = current.body.beaten();
+        let document = self.control.document(LEASE, &self.id, &next)?;
+        writes.insert(0, Write::Replace(document, current.etag.clone()));
+        let Written::All(etags) = self.control.write(&writes).await? else { return Ok(false) };
+        let etag = etags.into_iter().next().unwrap_or_default();
+        *self.known = Some(Kept { body: next, etag, written_at: current.written_at });
+        Ok(true)
+    }
+}
+
+fn fenced(lease: &HeldLease) -> Error {
+    Error::fenced(format!(
+        "lease of partition {} under epoch {} was taken over or released",
+        lease.partition(),
+        lease.epoch().get()
+    ))
+}
+
+fn busy(place: &str) -> Error {
+    Error::transient(format!("{place}: others kept changing the same documents; try again"))
+}
+
+impl CosmosStore {
+    fn control(&self) -> &Control {
+        &self.inner.control
+    }
+
+    /// How long a lease would still last, as far as this process can tell.
+    pub(crate) fn lease_remaining(&self, id: &str, lease: &Kept<Lease>) -> Duration {
+        if lease.body.released {
+            return Duration::ZERO;
+        }
+        self.inner.seen.remaining(id, &lease.etag, lease.body.ttl())
+    }
+
+    /// Begins to write under a lease; other writers of this process under the same one wait.
+    pub(crate) async fn under<'a>(&'a self, lease: &'a HeldLease) -> Under<'a> {
+        let id = lease_id(lease.group().as_str(), lease.partition().as_str());
+        let known = self.inner.seen.slot(&id).lock_owned().await;
+        Under { control: self.control(), lease, id, known, tries: 0 }
+    }
+
+    async fn put_lease(&self, id: &str, next: &Lease, seen: Option<&str>) -> Result<bool> {
+        let document = self.control().document(LEASE, id, next)?;
+        let write = match seen {
+            None => Write::Create(document),
+            Some(etag) => Write::Replace(document, etag.to_owned()),
+        };
+        let Written::All(etags) = self.control().write(&[write]).await? else { return Ok(false) };
+        let etag = etags.into_iter().next().unwrap_or_default();
+        // From here on its time to live runs, for this process as for all others.
+        self.inner.seen.remaining(id, &etag, next.ttl());
+        Ok(true)
+    }
+
+    /// One lease, with the version that this process may write under.
+    async fn renew_one(&self, lease: &HeldLease, ttl: Duration) -> Result<Renewal> {
+        let lease_id = lease_id(lease.group().as_str(), lease.partition().as_str());
+        let slot = self.inner.seen.slot(&lease_id);
+        let mut known = slot.lock().await;
+        for _ in 0..TRIES {
+            if known.is_none() {
+                *known = self.control().read::<Lease>(&lease_id).await?;
+            }
+            let Some(current) = known.take().filter(|found| found.body.is_of(lease)) else {
+                return Ok(Renewal::Lost);
+            };
+            let next = Lease { ttl_ms: ms(ttl), ..current.body.beaten() };
+            let document = self.control().document(LEASE, &lease_id, &next)?;
+            let write = Write::Replace(document, current.etag.clone());
+            if let Written::All(etags) = self.control().write(&[write]).await? {
+                let etag = etags.into_iter().next().unwrap_or_default();
+                self.inner.seen.remaining(&lease_id, &etag, ttl);
+                *known = Some(Kept { body: next, etag, written_at: current.written_at });
+                return Ok(Renewal::Renewed);
+            }
+        }
+        Err(busy("renew a lease"))
+    }
+
+    /// All of them in one batch; nothing when something is not as this process saw it last.
+    async fn renew_together(&self, leases: &[&HeldLease], ttl: Duration) -> Result<bool> {
+        let mut slots = Vec::new();
+        for lease in leases {
+            let id = lease_id(lease.group().as_str(), lease.partition().as_str());
+            slots.push((self.inner.seen.slot(&id), id));
+        }
+        let (mut guards, mut writes, mut nexts) = (Vec::new(), Vec::new(), Vec::new());
+        for ((slot, id), lease) in slots.iter().zip(leases) {
+            // One that is being written under just now is renewed by itself.
+            let Ok(mut guard) = slot.try_lock() else { return Ok(false) };
+            let Some(current) = guard.take().filter(|found| found.body.is_of(lease)) else {
+                return Ok(false);
+            };
+            let next = Lease { ttl_ms: ms(ttl), ..current.body.beaten() };
+            let document = self.control().document(LEASE, id, &next)?;
+            writes.push(Write::Replace(document, current.etag.clone()));
+            nexts.push((id, next, current.written_at));
+            guards.push(guard);
+        }
+        let Written::All(etags) = self.control().write(&writes).await? else { return Ok(false) };
+        for ((mut guard, (id, body, written_at)), etag) in guards.into_iter().zip(nexts).zip(etags)
+        {
+            self.inner.seen.remaining(id, &etag, ttl);
+            *guard = Some(Kept { body, etag, written_at });
+        }
+        Ok(true)
+    }
+}
+
+#[async_trait]
+impl Leases for CosmosStore {
+    async fn join(
+        &self,
+        group: &GroupName,
+        relay: &RelayId,
+        ttl: Duration,
+    ) -> Result<Vec<RelayId>> {
+        let id = id(RELAY, &[group.as_str().as_bytes(), relay.as_str().as_bytes()]);
+        for tried in 0.. {
+            let found = self.control().read::<Relay>(&id).await?;
+            let beat = found.as_ref().map_or(0, |found| found.body.beat.wrapping_add(1));
+            let (group, relay) = (group.as_str().to_owned(), relay.as_str().to_owned());
+            let next = Relay { group, relay, ttl_ms: ms(ttl), beat, ttl: RELAY_TTL_SECONDS };
+            let document = self.control().document(RELAY, &id, &next)?;
+            let write = match found {
+                None => Write::Create(document),
+                Some(found) => Write::Replace(document, found.etag),
+            };
+            match self.control().write(&[write]).await? {
+                Written::All(_) => break,
+                Written::Stale if tried < TRIES => {}
+                Written::Stale => return Err(busy("join the relays")),
+            }
+        }
+        let of_group = [("@group", json!(group.as_str()))];
+        let all = self.control().query::<Relay>(
+            RELAY,
+            "AND c[\"group\"] = @group",
+            &of_group,
+            usize::MAX,
+        );
+        let mut live = Vec::new();
+        for found in all.await? {
+            let ttl = Duration::from_millis(found.body.ttl_ms);
+            let of = crate::control::id(
+                RELAY,
+                &[found.body.group.as_bytes(), found.body.relay.as_bytes()],
+            );
+            let remaining = self.inner.seen.remaining(&of, &found.etag, ttl);
+            if found.body.relay == relay.as_str() || !remaining.is_zero() {
+                live.push(RelayId::new(found.body.relay)?);
+            }
+        }
+        live.sort_unstable();
+        Ok(live)
+    }
+
+    async fn leave(&self, group: &GroupName, relay: &RelayId) -> Result<()> {
+        let id = id(RELAY, &[group.as_str().as_bytes(), relay.as_str().as_bytes()]);
+        for _ in 0..TRIES {
+            let Some(found) = self.control().read::<Relay>(&id).await? else { return Ok(()) };
+            let gone = Write::Delete(id.clone(), found.etag);
+            if let Written::All(_) = self.control().write(&[gone]).await? {
+                self.inner.seen.forget(&id);
+                return Ok(());
+            }
+        }
+        Err(busy("leave the relays"))
+    }
+
+    async fn acquire(
+        &self,
+        group: &GroupName,
+        partition: &PartitionId,
+        relay: &RelayId,
+        ttl: Duration,
+    ) -> Result<Acquired> {
+        let lease_id = lease_id(group.as_str(), partition.as_str());
+        for _ in 0..TRIES {
+            let found = self.control().read::<Lease>(&lease_id).await?;
+            let mut next = Lease {
+                group: group.as_str().to_owned(),
+                partition: partition.as_str().to_owned(),
+                holder: relay.as_str().to_owned(),
+                epoch: 1,
+                released: false,
+                ttl_ms: ms(ttl),
+                beat: 0,
+            };
+            if let Some(found) = &found {
+                let remaining = self.lease_remaining(&lease_id, found);
+                if !remaining.is_zero() && found.body.holder != relay.as_str() {
+                    let holder = RelayId::new(found.body.holder.clone())?;
+                    return Ok(Acquired::Busy { holder, remaining });
+                }
+                // A new holder must outrank every write that the old one still has in flight.
+                next.epoch = found.body.epoch + 1;
+                next.beat = found.body.beat.wrapping_add(1);
+            }
+            let seen = found.as_ref().map(|found| found.etag.as_str());
+            if self.put_lease(&lease_id, &next, seen).await? {
+                let (group, partition) = (group.clone(), partition.clone());
+                let epoch = Epoch::new(next.epoch);
+                let lease = HeldLease::granted(group, partition, relay.clone(), epoch);
+                return Ok(Acquired::Held(lease));
+            }
+        }
+        Err(busy("take a lease"))
+    }
+
+    async fn renew(&self, leases: &[&HeldLease], ttl: Duration) -> Result<Vec<Renewal>> {
+        let mut answers = Vec::with_capacity(leases.len());
+        for together in leases.chunks(MAX_BATCH_OPERATIONS) {
+            if together.len() > 1 && self.renew_together(together, ttl).await? {
+                answers.extend(together.iter().map(|_| Renewal::Renewed));
+                continue;
+            }
+            for lease in together {
+                answers.push(self.renew_one(lease, ttl).await?);
+            }
+        }
+        Ok(answers)
+    }
+
+    async fn release(&self, lease: &HeldLease) -> Result<()> {
+        let lease_id = lease_id(lease.group().as_str(), lease.partition().as_str());
+        let slot = self.inner.seen.slot(&lease_id);
+        let mut known = slot.lock().await;
+        *known = None;
+        for _ in 0..TRIES {
+            let found = self.control().read::<Lease>(&lease_id).await?;
+            let Some(found) = found.filter(|found| found.body.is_of(lease)) else { return Ok(()) };
+            let next = Lease { released: true, ..found.body.beaten() };
+            if self.put_lease(&lease_id, &next, Some(&found.etag)).await? {
+                return Ok(());
+            }
+        }
+        Err(busy("release a lease"))
+    }
+
+    async fn leases(&self, group: &GroupName) -> Result<Vec<LeaseInfo>> {
+        let of_group = [("@group", json!(group.as_str()))];
+        let all = self.control().query::<Lease>(
+            LEASE,
+            "AND c[\"group\"] = @group",
+            &of_group,
+            usize::MAX,
+        );
+        let mut leases = Vec::new();
+        for found in all.await? {
+            let id = lease_id(&found.body.group, &found.body.partition);
+            leases.push(LeaseInfo {
+                partition: PartitionId::new(found.body.partition.clone())?,
+                holder: RelayId::new(found.body.holder.clone())?,
+                epoch: Epoch::new(found.body.epoch),
+                remaining: self.lease_remaining(&id, &found),
+            });
+        }
+        leases.sort_unstable_by(|a, b| a.partition.cmp(&b.partition));
+        Ok(leases)
+    }
+}

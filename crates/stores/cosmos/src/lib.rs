@@ -1,0 +1,88 @@
+//! Documents with their events, and everything a relay keeps, in Azure Cosmos DB.
+//!
+//! What lives here: business documents and events in one container, saved in one transactional
+//! batch. What does not: sinks and the relay.
+//! Invariant: an event and the change that it tells of are in one transactional batch, and so are
+//! saved together or not at all.
+
+mod advice;
+mod checkpoints;
+mod config;
+mod connect;
+mod control;
+mod dead_letters;
+#[cfg(feature = "entra")]
+mod entra;
+mod error;
+mod event_document;
+mod expired;
+mod feed;
+mod leases;
+mod position;
+mod progress;
+mod ranges;
+mod retention;
+
+use std::sync::Arc;
+
+use azure_data_cosmos::clients::{ContainerClient, DatabaseClient};
+use postrider_core::{Result, Topic};
+
+pub use azure_data_cosmos;
+pub use config::{Auth, CosmosConfig, EntraCredential};
+pub use error::cosmos_error;
+
+/// A container with business documents and their events. Cloning shares its connections.
+#[derive(Clone)]
+pub struct CosmosStore {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    database: DatabaseClient,
+    database_name: String,
+    container: ContainerClient,
+    container_name: String,
+    /// The container's own identifier; one of the same name made anew has another.
+    container_rid: String,
+    /// Of events whose documents name none.
+    default_topic: Topic,
+    /// How long an event's document lives.
+    event_ttl_seconds: i64,
+    /// Most documents in one page of the change feed.
+    max_items: u32,
+    /// What relays keep, in the lease container.
+    control: control::Control,
+    /// What was seen of leases.
+    seen: leases::Seen,
+    /// What the database said of its time.
+    clock: advice::ClockSeen,
+    /// What was seen of the events' numbers.
+    expired: expired::Expired,
+}
+
+impl CosmosStore {
+    /// Connects to the account and looks the container up.
+    ///
+    /// # Errors
+    /// `Permanent` for settings that can't be, a key that is refused, or a container that does not
+    /// exist; `Transient` if the account can't be reached.
+    pub async fn open(config: &CosmosConfig) -> Result<Self> {
+        let inner = connect::open(config).await?;
+        Ok(Self { inner: Arc::new(inner) })
+    }
+
+    /// The SDK's client of the container, for batches of the caller's own.
+    pub fn container(&self) -> &ContainerClient {
+        &self.inner.container
+    }
+}
+
+impl std::fmt::Debug for CosmosStore {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("CosmosStore")
+            .field("database", &self.inner.database_name)
+            .field("container", &self.inner.container_name)
+            .finish_non_exhaustive()
+    }
+}
