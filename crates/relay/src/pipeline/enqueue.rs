@@ -212,7 +212,9 @@ impl Pipeline {
             if letter.entry.key().is_none() {
                 continue;
             }
-            let sendable = self.is_sendable(&letter.entry);
+            // Somebody asks for it again: the limit that the sink told of may have been raised since,
+            // which a sink learns when it sends.
+            let sendable = matches!(letter.entry, Entry::Record(_));
             let origin = Origin::DeadLetter(letter.id);
             let earlier_attempts = letter.attempts;
             let new = NewItem { entry: letter.entry, origin, earlier_attempts, sendable };

@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use postrider_conformance::samples::{event, key, sized_event};
 use postrider_core::{
-    Capabilities, Chain, DeadLetterFilter, DeadLetters, Error, ErrorKind, NewEvent, Sink,
+    Capabilities, Chain, DeadLetterFilter, DeadLetters, Error, ErrorKind, NewEvent, Outcome,
+    Publish, Record, Sink,
 };
 use postrider_relay::Relay;
 use postrider_sink_memory::Fault;
@@ -31,6 +32,66 @@ fn hooked(world: &World, hook: Arc<Hook>) -> Running {
         .build()
         .expect("valid options");
     start(relay)
+}
+
+/// A sink as brokers' are: the limit that it tells is the one that it was told when it connected.
+struct Remembering {
+    inner: KeptOpen,
+    limit: AtomicU64,
+    actual: AtomicU64,
+}
+
+#[async_trait::async_trait]
+impl Sink for Remembering {
+    fn capabilities(&self) -> Capabilities {
+        let limit = usize::try_from(self.limit.load(Ordering::SeqCst)).expect("a limit");
+        Capabilities { max_event_bytes: Some(limit), ..self.inner.capabilities() }
+    }
+
+    async fn publish(&self, batch: Publish<'_>) -> Vec<Outcome> {
+        let limit = self.actual.load(Ordering::SeqCst);
+        self.limit.store(limit, Ordering::SeqCst);
+        let large = |record: &Record| record.event.payload().len() as u64 > limit;
+        if batch.records().iter().any(large) {
+            return vec![Outcome::Failed(Error::permanent("too large"))];
+        }
+        self.inner.publish(batch).await
+    }
+
+    async fn check(&self) -> postrider_core::Result<()> {
+        Ok(())
+    }
+
+    async fn close(&self) -> postrider_core::Result<()> {
+        Ok(())
+    }
+}
+
+/// Nobody has to send something else first, nor to start the relay anew.
+#[tokio::test(start_paused = true)]
+async fn an_oversize_event_flows_when_it_is_requeued_after_the_limit_was_raised() {
+    let world = World::new(1);
+    let sink = Arc::new(Remembering {
+        inner: KeptOpen(world.sink.clone()),
+        limit: AtomicU64::new(1_000),
+        actual: AtomicU64::new(1_000),
+    });
+    let relay = Relay::builder(world.source(), Arc::new(world.store.clone()), World::options("a"))
+        .clock(Arc::clone(&world.clock))
+        .sink(World::sink_options(), Arc::clone(&sink) as Arc<dyn Sink>)
+        .build()
+        .expect("valid options");
+    let relay = start(relay);
+    world.append(&[sized_event("a", 1, 2_000), event("a", 2)]);
+    world.until_letters(2).await;
+    world.store.requeue(&of_key("a")).await.expect("requeues");
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    assert_eq!(world.letters().await.len(), 2, "it is still too large");
+    sink.actual.store(4_000, Ordering::SeqCst);
+    world.store.requeue(&of_key("a")).await.expect("requeues");
+    world.until_letters(0).await;
+    relay.stop().await;
+    assert_eq!(world.first_arrivals("a"), [1, 2]);
 }
 
 /// A released letter that fails again and again does not hold up other keys' letters, also when

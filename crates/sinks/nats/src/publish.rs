@@ -100,7 +100,11 @@ impl Nats {
             return Err(Error::transient("the NATS sink is closed"));
         }
         match &*connection {
-            Connection::Made(link) if link.is_up() => return Ok(Arc::clone(link)),
+            Connection::Made(link) if link.is_up() => {
+                // A server whose settings change tells its limit again.
+                self.max_payload.store(link.max_payload(), Ordering::Relaxed);
+                return Ok(Arc::clone(link));
+            }
             Connection::Failed { at, error } if *at >= asked => return Err(again(error)),
             _ => {}
         }

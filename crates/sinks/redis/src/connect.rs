@@ -5,7 +5,7 @@
 //! Invariant: a link that is no longer up never is again, and no new event is sent on it; another
 //! one is made for the next call. When its last user lets go of it, what it still holds is dropped.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -34,8 +34,8 @@ pub(crate) struct Link {
     answered: Mutex<Instant>,
     /// Bytes of the calls that were not answered yet.
     bytes_under_way: AtomicU64,
-    /// Largest text that the server takes, in bytes, if it tells.
-    max_text_bytes: Option<usize>,
+    /// Largest text that the server takes, in bytes; 0 if it does not tell.
+    max_text_bytes: AtomicUsize,
 }
 
 /// Whether events can be sent on it.
@@ -91,13 +91,13 @@ impl Link {
         append.load(&mut connection).await.map_err(|error| {
             redis_error("connect to Redis: the script that appends can't be loaded", &error)
         })?;
-        let max_text_bytes = look::max_text_bytes(&mut connection).await;
+        let max_text_bytes = look::max_text_bytes(&mut connection).await.unwrap_or(0);
         Ok(Self {
             connection,
             standing,
             answered: Mutex::new(Instant::now()),
             bytes_under_way: AtomicU64::new(0),
-            max_text_bytes,
+            max_text_bytes: AtomicUsize::new(max_text_bytes),
         })
     }
 
@@ -105,8 +105,19 @@ impl Link {
         self.connection.clone()
     }
 
+    /// Largest text that the server takes, in bytes, if it has told.
     pub(crate) fn max_text_bytes(&self) -> Option<usize> {
-        self.max_text_bytes
+        Some(self.max_text_bytes.load(Ordering::Relaxed)).filter(|bytes| *bytes > 0)
+    }
+
+    /// Asks for it again; what was known stays if there is no answer in time.
+    pub(crate) async fn learn_max_text_bytes(&self, within: Duration) -> Option<usize> {
+        let mut connection = self.connection();
+        let asked = timeout(within, look::max_text_bytes(&mut connection)).await;
+        if let Ok(Some(bytes)) = asked {
+            self.max_text_bytes.store(bytes, Ordering::Relaxed);
+        }
+        self.max_text_bytes()
     }
 
     pub(crate) fn is_up(&self) -> bool {

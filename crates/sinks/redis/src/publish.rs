@@ -150,6 +150,7 @@ impl Redis {
                 }
             }
             let piece = rest.get(..piece(rest, most)).unwrap_or(rest);
+            self.learn_limit(&link, piece).await;
             match self.step(&link, piece).await {
                 Step::Settled(settled) => {
                     let failed = settled.iter().any(is_failure);
@@ -168,6 +169,15 @@ impl Redis {
         }
         outcomes.resize_with(records.len(), || Outcome::HeldBack);
         outcomes
+    }
+
+    /// Asks for the server's limit again before an event is refused by it: it may have been raised.
+    async fn learn_limit(&self, link: &Link, records: &[&Record]) {
+        let is_beyond = |limit: usize| records.iter().any(|one| one.event.payload().len() > limit);
+        if link.max_text_bytes().is_some_and(is_beyond) {
+            let limit = link.learn_max_text_bytes(self.timeout).await;
+            self.max_text_bytes.store(limit.unwrap_or(0), Ordering::Relaxed);
+        }
     }
 
     /// A place among the calls under way, if one is free now or in time.

@@ -12,7 +12,7 @@ use postrider_servers::proxy::Proxy;
 use postrider_sink_redis::RedisConfig;
 
 use crate::middle::Middle;
-use crate::{admin, config, confirm, ids, one, publish, server, sink, stored_ids};
+use crate::{admin, config, confirm, ids, one, publish, run, server, sink, stored_ids};
 
 const MIB: usize = 1 << 20;
 /// The smallest that a server can be told.
@@ -44,6 +44,20 @@ async fn an_event_above_the_limit_parks_with_the_limit_named() {
     expected.sort();
     assert_eq!(found, expected);
     assert_eq!(sink.capabilities().max_event_bytes, Some(MIB));
+}
+
+/// The connection stays the same, and nothing else is sent.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_event_flows_once_the_limit_is_raised() {
+    let server = server(LIMIT).await;
+    let mut admin = admin(&server.url()).await;
+    let sink = sink(&config(server.url()));
+    let event = sized("a", 1, 2 * MIB);
+    let outcomes = publish(&sink, std::slice::from_ref(&event)).await;
+    permanent(&outcomes[0]);
+    run(&mut admin, "CONFIG SET proto-max-bulk-len 4mb").await;
+    confirm(&sink, &event).await;
+    assert_eq!(sink.capabilities().max_event_bytes, Some(4 * MIB));
 }
 
 /// Nobody may ask for the limit, and the server refuses a call as a whole.
