@@ -5,11 +5,11 @@
 //!
 //! 1. a lease that was *not* handed over in order, if the sink had the event by then and the
 //!    checkpoint did not cover it (or the event was still among the dead letters);
-//! 2. a confirmation that the sink itself withheld;
+//! 2. a confirmation that the sink itself withheld, or that a fault on the way to it may have lost;
 //! 3. a relay that was stopped (SIGSTOP) past its lease and sends, once it goes on, what it had in
 //!    flight: only events committed before it was stopped. The webhook receiver knows the sender,
-//!    so there only what really came so late counts; a file does not tell, so every event that may
-//!    have been in flight counts.
+//!    so there only what really came so late counts; a file or a broker does not tell, so every
+//!    event that may have been in flight counts.
 //!
 //! A hand-over in order (SIGTERM, rebalancing) allows none. Nor does anything where the sink itself
 //! drops repetitions.
@@ -128,7 +128,7 @@ fn allow(
 fn may_come_late(deliveries: &[&Delivery], mark: &Mark, relay: usize) -> bool {
     deliveries.iter().any(|delivery| match delivery.place {
         Place::Request { relay: sender, .. } => sender == relay && !delivery.is_before(mark),
-        Place::Line { .. } => true,
+        Place::Line { .. } | Place::Stored { .. } => true,
     })
 }
 

@@ -20,6 +20,11 @@ pub enum Place {
         /// Which start of which relay.
         relay: usize,
     },
+    /// A message that a broker keeps. It does not tell which relay sent it.
+    Stored {
+        /// How many the broker kept before it.
+        at: u64,
+    },
     /// A line of a file.
     Line {
         /// The file, under whatever name.
@@ -41,7 +46,7 @@ pub struct Delivery {
 /// A moment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Mark {
-    /// The receiver's count.
+    /// The receiver's count, or the broker's.
     Count(u64),
     /// The length of every file, by inode.
     Lengths(HashMap<u64, u64>),
@@ -57,10 +62,12 @@ impl Delivery {
     pub fn is_before(&self, mark: &Mark) -> bool {
         match (&self.place, mark) {
             (Place::Request { begun, .. }, Mark::Count(count)) => begun < count,
+            (Place::Stored { at }, Mark::Count(count)) => at < count,
             (Place::Line { inode, end }, Mark::Lengths(lengths)) => {
                 lengths.get(inode).is_some_and(|length| end <= length)
             }
-            (Place::Request { .. }, Mark::Lengths(_)) | (Place::Line { .. }, Mark::Count(_)) => {
+            (Place::Request { .. } | Place::Stored { .. }, Mark::Lengths(_))
+            | (Place::Line { .. }, Mark::Count(_)) => {
                 panic!("marks and deliveries of one schedule come from one sink")
             }
         }
@@ -72,7 +79,7 @@ impl Delivery {
 pub struct Arrived {
     /// In order of arrival.
     pub deliveries: Vec<Delivery>,
-    /// Events that the sink took without confirming, one entry for each time.
+    /// Events that the sink took without confirming, or may have, one entry for each time.
     pub withheld: Vec<EventId>,
     /// Whether the sink itself drops repetitions, so that no event may have arrived twice.
     pub drops_repetitions: bool,

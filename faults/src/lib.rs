@@ -14,13 +14,13 @@
 
 pub mod allowance;
 pub mod answer;
+pub mod broker;
 pub mod bus;
 pub mod campaign;
 pub mod clock;
 pub mod cluster;
 pub mod deliveries;
 pub mod lines;
-pub mod nats;
 pub mod play;
 pub mod receiver;
 pub mod relays;

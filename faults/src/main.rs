@@ -18,6 +18,9 @@ use rustix::mount::{MountFlags, mount};
 
 /// Set in the process that has a mount namespace of its own.
 const IN_NAMESPACE: &str = "POSTRIDER_FAULTS_IN_NAMESPACE";
+/// Schedules of brokers in the smoke test: one in which each is killed, one in which it refuses
+/// events, one of a relay that dies.
+const SMOKE_OF_BROKERS: [u64; 3] = [1, 9, 10];
 /// Schedules per source and sink in the smoke test, evenly spread: with each sink other themes.
 const SMOKE_SCHEDULES: u64 = 4;
 
@@ -28,7 +31,8 @@ const EXAMPLES: &str = "Examples:
   cargo xtask faults --source postgres-feed --sink jsonl --seed 7 --only 15  play one again
   cargo xtask faults --source postgres-wal --sink webhook --schedules 100 --events 10000
   cargo xtask faults --source sqlite --sink servicebus --schedules 100       against the emulator
-  cargo xtask faults --source postgres-wal --sink nats --schedules 100       against a real server
+  cargo xtask faults --source postgres-wal --sink nats --schedules 100       against a real server;
+                                                                             also rabbitmq, redis
   cargo xtask faults takeover";
 
 /// Runs the real relay under injected faults and judges what arrived.
@@ -100,6 +104,8 @@ enum Command {
         #[arg(long)]
         length_ms: u64,
         #[arg(long)]
+        largest: usize,
+        #[arg(long)]
         name: String,
         #[arg(long)]
         seed: u64,
@@ -112,6 +118,8 @@ enum Command {
         url: String,
         #[arg(long)]
         length_ms: u64,
+        #[arg(long)]
+        largest: usize,
         #[arg(long)]
         name: String,
         #[arg(long)]
@@ -154,15 +162,25 @@ fn main() -> ExitCode {
 
 fn run(cli: Cli) -> Result<ExitCode> {
     match cli.command {
-        Some(Command::Writer { database, length_ms, name, seed, index }) => {
+        Some(Command::Writer { database, length_ms, largest, name, seed, index }) => {
             let length = Duration::from_millis(length_ms);
-            let task = writer::sqlite::Task { database: &database, name: &name, length };
+            let task = writer::sqlite::Task { database: &database, name: &name, length, largest };
             writer::sqlite::run(task, generator(seed, index, &name))?;
             Ok(ExitCode::SUCCESS)
         }
-        Some(Command::PostgresWriter { url, length_ms, name, seed, index, retries, events }) => {
+        Some(Command::PostgresWriter {
+            url,
+            length_ms,
+            largest,
+            name,
+            seed,
+            index,
+            retries,
+            events,
+        }) => {
             let length = Duration::from_millis(length_ms);
-            let task = writer::postgres::Task { url: &url, name: &name, length, retries, events };
+            let task =
+                writer::postgres::Task { url: &url, name: &name, length, retries, events, largest };
             writer::postgres::run(task, generator(seed, index, &name))?;
             Ok(ExitCode::SUCCESS)
         }
@@ -203,8 +221,7 @@ fn schedules(args: &Schedules) -> Result<ExitCode> {
     }
     private_shared_memory()?;
     let mut code = ExitCode::SUCCESS;
-    for (source, sink, at) in pairs(args) {
-        let indices = indices(args, source, at);
+    for (source, sink, indices) in runs(args) {
         let (seed, events, jobs, json) = (args.seed, args.events, args.jobs, args.json);
         let campaign = Campaign { source, sink, seed, indices, events, jobs, json };
         let sum = campaign::run(&campaign, &binary);
@@ -215,30 +232,35 @@ fn schedules(args: &Schedules) -> Result<ExitCode> {
     Ok(code)
 }
 
-/// Each source with each sink to run, and which of the themes it begins with in a smoke test.
-fn pairs(args: &Schedules) -> Vec<(SourceKind, SinkKind, u64)> {
-    let usual = [(SinkKind::Webhook, 0), (SinkKind::Jsonl, 1)];
-    if !args.smoke {
-        let sinks = args.sink.map_or(usual.to_vec(), |sink| vec![(sink, 0)]);
-        return sinks.into_iter().map(|(sink, at)| (args.source, sink, at)).collect();
+/// Each source with each sink to run, and the numbers of the schedules.
+fn runs(args: &Schedules) -> Vec<(SourceKind, SinkKind, Vec<u64>)> {
+    if args.smoke {
+        return smoke();
     }
-    let sources = [SourceKind::Sqlite, SourceKind::PostgresFeed, SourceKind::PostgresWal];
-    let all = sources.into_iter().flat_map(|source| usual.map(|(sink, at)| (source, sink, at)));
-    // A sink in trouble is the same trouble from every source: here with what parks events.
-    all.chain([(SourceKind::Sqlite, SinkKind::Nats, 1)]).collect()
-}
-
-/// The numbers of the schedules to run, with the `at`-th sink.
-fn indices(args: &Schedules, source: SourceKind, at: u64) -> Vec<u64> {
-    let stride = source.themes() / SMOKE_SCHEDULES;
-    match args.only {
+    let indices = match args.only {
         Some(only) => vec![only],
-        None if args.smoke => (0..SMOKE_SCHEDULES).map(|n| n * stride + at).collect(),
         None => {
-            let count = args.schedules.unwrap_or(source.themes());
+            let count = args.schedules.unwrap_or(args.source.themes());
             (args.from..args.from.saturating_add(count)).collect()
         }
-    }
+    };
+    let sinks = args.sink.map_or(vec![SinkKind::Webhook, SinkKind::Jsonl], |sink| vec![sink]);
+    sinks.into_iter().map(|sink| (args.source, sink, indices.clone())).collect()
+}
+
+/// A few of every source and every sink.
+fn smoke() -> Vec<(SourceKind, SinkKind, Vec<u64>)> {
+    let sources = [SourceKind::Sqlite, SourceKind::PostgresFeed, SourceKind::PostgresWal];
+    let usual = sources.into_iter().flat_map(|source| {
+        [(SinkKind::Webhook, 0), (SinkKind::Jsonl, 1)].map(|(sink, at)| {
+            let stride = source.themes() / SMOKE_SCHEDULES;
+            (source, sink, (0..SMOKE_SCHEDULES).map(|n| n * stride + at).collect())
+        })
+    });
+    // A sink in trouble is the same trouble from every source.
+    let brokers = [SinkKind::Nats, SinkKind::Rabbitmq, SinkKind::Redis];
+    let brokers = brokers.map(|sink| (SourceKind::Sqlite, sink, SMOKE_OF_BROKERS.to_vec()));
+    usual.chain(brokers).collect()
 }
 
 /// Shared memory of our own: a process that sees a moved clock leaves a piece of it behind when it

@@ -18,12 +18,12 @@ use postrider_sink_webhook::verify::Verifier;
 
 use crate::allowance::Incidents;
 use crate::answer::Answers;
+use crate::broker::Broker;
 use crate::bus::Bus;
 use crate::clock::MovedClock;
 use crate::cluster::Templates;
 use crate::deliveries::{Arrived, Mark};
 use crate::lines;
-use crate::nats::Stream;
 use crate::receiver::Receiver;
 use crate::relays::{Setup, Target};
 use crate::schedule::{LEASE_TTL, Outage, Schedule, SinkKind, generator};
@@ -52,21 +52,29 @@ pub enum Ending {
     Jsonl(PathBuf),
     /// The emulator.
     Servicebus(Bus),
-    /// A server with a stream.
-    Nats(Stream),
+    /// A server of its own.
+    Broker(Broker),
 }
 
 impl Ending {
-    /// This moment.
+    /// This moment; none while the sink can't tell, which is while nothing arrives there.
     ///
     /// # Errors
     /// The file system's.
-    pub fn mark(&self) -> Result<Mark> {
+    pub fn mark(&self) -> Result<Option<Mark>> {
         match self {
-            Self::Webhook(receiver) => Ok(receiver.mark()),
-            Self::Jsonl(folder) => lines::mark(folder),
-            Self::Servicebus(bus) => Ok(bus.mark()),
-            Self::Nats(stream) => Ok(stream.mark()),
+            Self::Webhook(receiver) => Ok(Some(receiver.mark())),
+            Self::Jsonl(folder) => lines::mark(folder).map(Some),
+            Self::Servicebus(bus) => Ok(Some(bus.mark())),
+            Self::Broker(broker) => Ok(broker.mark()),
+        }
+    }
+
+    /// Notes what only the sink's end sees of the faults.
+    pub fn look(&self) {
+        match self {
+            Self::Broker(broker) => broker.look(),
+            Self::Webhook(_) | Self::Jsonl(_) | Self::Servicebus(_) => {}
         }
     }
 
@@ -79,7 +87,7 @@ impl Ending {
             Self::Webhook(receiver) => Ok(receiver.arrived()),
             Self::Jsonl(folder) => lines::read(folder),
             Self::Servicebus(bus) => bus.arrived(),
-            Self::Nats(stream) => stream.arrived(),
+            Self::Broker(broker) => broker.arrived(),
         }
     }
 
@@ -92,7 +100,7 @@ impl Ending {
             Self::Webhook(receiver) => receiver.set_outage(outage),
             Self::Jsonl(_) => {}
             Self::Servicebus(bus) => bus.set_outage(outage),
-            Self::Nats(stream) => return stream.set_outage(outage),
+            Self::Broker(broker) => return broker.set_outage(outage),
         }
         Ok(())
     }
@@ -106,7 +114,7 @@ impl Ending {
             Self::Webhook(receiver) => receiver.heal(),
             Self::Jsonl(_) => {}
             Self::Servicebus(bus) => bus.heal(),
-            Self::Nats(stream) => return stream.heal(),
+            Self::Broker(broker) => return broker.heal(),
         }
         Ok(())
     }
@@ -172,7 +180,9 @@ fn ending(schedule: &Schedule, sink: SinkKind, world: &World) -> Result<Ending> 
     match sink {
         SinkKind::Jsonl => Ok(Ending::Jsonl(world.lines().to_owned())),
         SinkKind::Servicebus => Ok(Ending::Servicebus(Bus::start()?)),
-        SinkKind::Nats => Ok(Ending::Nats(Stream::start(schedule.moods.refused_one_in > 0)?)),
+        SinkKind::Nats | SinkKind::Rabbitmq | SinkKind::Redis => {
+            Ok(Ending::Broker(Broker::start(schedule, sink)?))
+        }
         SinkKind::Webhook => {
             let mut verifier = Verifier::new(&[Secret::new(SIGNING_KEY)])?;
             if schedule.movable_clock {
@@ -201,7 +211,7 @@ fn setup(
         Ending::Servicebus(bus) => {
             Target::Servicebus { connection_string: bus.connection_string() }
         }
-        Ending::Nats(stream) => Target::Nats { url: stream.url() },
+        Ending::Broker(broker) => Target::Broker { settings: broker.settings().to_owned() },
     };
     Setup {
         binary: binary.to_owned(),

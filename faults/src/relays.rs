@@ -17,7 +17,6 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::bus::QUEUE;
 use crate::clock::MovedClock;
-use crate::nats::STREAM;
 use crate::request::RELAY_HEADER;
 use crate::schedule::SourceKind;
 
@@ -43,10 +42,10 @@ pub enum Target {
         /// What opens it.
         connection_string: String,
     },
-    /// The stream.
-    Nats {
-        /// The way to its server.
-        url: String,
+    /// A broker.
+    Broker {
+        /// What its sink is told.
+        settings: String,
     },
 }
 
@@ -167,10 +166,7 @@ impl Setup {
                  entity = \"{QUEUE}\"\ndedup_window = \"1h\"\ntimeout_ms = 1500\n\
                  connect_timeout_ms = 1500\n"
             ),
-            Target::Nats { url } => format!(
-                "kind = \"nats\"\nservers = [\"{url}\"]\nsubject = \"events.{{topic}}\"\n\
-                 stream = \"{STREAM}\"\ntimeout_ms = 1500\nconnect_timeout_ms = 1500\n"
-            ),
+            Target::Broker { settings } => settings.clone(),
         };
         let from = self.source.from();
         format!(

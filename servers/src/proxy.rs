@@ -7,6 +7,8 @@
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -50,6 +52,10 @@ struct Rules {
     half_closes: u64,
     /// How often open connections lost their way to the server, to the client.
     losses: [u64; 2],
+    /// How many connections were closed by `cut_after`.
+    cuts: Arc<AtomicU64>,
+    /// How often something went to a client after something had gone to its server.
+    round_trips: Arc<AtomicU64>,
     stopped: bool,
 }
 
@@ -112,6 +118,8 @@ impl Proxy {
             resets: 0,
             half_closes: 0,
             losses: [0; 2],
+            cuts: Arc::default(),
+            round_trips: Arc::default(),
             stopped: false,
         });
         let thread = std::thread::Builder::new()
@@ -150,6 +158,17 @@ impl Proxy {
     /// passed on, the next one is not. `None` ends the rule.
     pub fn cut_after(&self, rule: Option<(Direction, u64)>) {
         self.rules.send_modify(|rules| rules.cut_after = rule);
+    }
+
+    /// How many connections [`Self::cut_after`] has closed so far.
+    pub fn cuts(&self) -> u64 {
+        self.rules.borrow().cuts.load(Ordering::SeqCst)
+    }
+
+    /// How often something was passed on to a client after something had been to its server, over
+    /// all connections so far: requests that are sent together and answered together are one.
+    pub fn round_trips(&self) -> u64 {
+        self.rules.borrow().round_trips.load(Ordering::SeqCst)
     }
 
     /// Closes every open connection now, on both sides.
@@ -219,8 +238,9 @@ async fn connection(mut client: TcpStream, mut rules: watch::Receiver<Rules>) {
     let ending = {
         let (from_client, to_client) = client.split();
         let (from_server, to_server) = server.split();
-        let up = pump(from_client, to_server, Direction::ToServer, rules.clone(), &born);
-        let down = pump(from_server, to_client, Direction::ToClient, rules.clone(), &born);
+        let asked = AtomicBool::new(false);
+        let up = pump(from_client, to_server, Direction::ToServer, rules.clone(), &born, &asked);
+        let down = pump(from_server, to_client, Direction::ToClient, rules.clone(), &born, &asked);
         tokio::select! {
             _ = async { tokio::try_join!(up, down) } => Ending::Close,
             ending = told_to_end(&mut rules, &born) => ending,
@@ -264,6 +284,7 @@ async fn pump(
     direction: Direction,
     mut rules: watch::Receiver<Rules>,
     born: &Rules,
+    asked: &AtomicBool,
 ) -> io::Result<()> {
     let mut buffer = vec![0; BUFFER_BYTES];
     let mut passed = 0_u64;
@@ -304,7 +325,15 @@ async fn pump(
             return Err(error);
         }
         if fits < read {
+            now.cuts.fetch_add(1, Ordering::SeqCst);
             return Err(io::ErrorKind::ConnectionAborted.into());
+        }
+        match direction {
+            Direction::ToServer => asked.store(true, Ordering::SeqCst),
+            Direction::ToClient if asked.swap(false, Ordering::SeqCst) => {
+                now.round_trips.fetch_add(1, Ordering::SeqCst);
+            }
+            Direction::ToClient => {}
         }
         passed += u64::try_from(read).expect("a buffer's length fits into 64 bits");
     }

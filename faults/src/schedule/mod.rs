@@ -17,6 +17,8 @@ use rand::{RngExt, SeedableRng};
 use serde::Serialize;
 use sha2::{Digest, Sha256};
 
+use crate::writer::LARGEST;
+
 pub use fault::{Fault, Outage, ServerEnd, Side, SlotFault, WireFault};
 
 /// Time to live of a lease in every schedule: short, so that a take-over fits into one.
@@ -84,13 +86,17 @@ pub enum SinkKind {
     Servicebus,
     /// Messages in a stream of NATS JetStream.
     Nats,
+    /// Messages in a queue of RabbitMQ.
+    Rabbitmq,
+    /// Entries of a stream in Redis.
+    Redis,
 }
 
 impl SinkKind {
     /// Whether it can be out of order for a while.
     pub fn takes_outages(self) -> bool {
         match self {
-            Self::Webhook | Self::Servicebus | Self::Nats => true,
+            Self::Webhook | Self::Servicebus | Self::Nats | Self::Rabbitmq | Self::Redis => true,
             Self::Jsonl => false,
         }
     }
@@ -98,7 +104,7 @@ impl SinkKind {
     /// Whether it can refuse a few events for good until the faults are over.
     pub fn refuses(self) -> bool {
         match self {
-            Self::Webhook | Self::Nats => true,
+            Self::Webhook | Self::Nats | Self::Rabbitmq | Self::Redis => true,
             Self::Jsonl | Self::Servicebus => false,
         }
     }
@@ -111,6 +117,8 @@ impl fmt::Display for SinkKind {
             Self::Jsonl => "jsonl",
             Self::Servicebus => "servicebus",
             Self::Nats => "nats",
+            Self::Rabbitmq => "rabbitmq",
+            Self::Redis => "redis",
         })
     }
 }
@@ -165,7 +173,7 @@ pub struct Moods {
     pub slow: u32,
     /// The connection is closed after the answer, without a word.
     pub closed: u32,
-    /// One event out of so many is refused with 400 until the faults are over; 0: none. A stream
+    /// One event out of so many is refused with 400 until the faults are over; 0: none. A broker
     /// refuses the large ones instead.
     pub refused_one_in: u64,
 }
@@ -230,11 +238,23 @@ impl Schedule {
         self.sinks().into_iter().any(SinkKind::takes_outages)
     }
 
+    /// The largest payload that its writers write, in bytes. No limit of Redis is below 1 MiB.
+    pub fn largest_payload(&self) -> usize {
+        match self.sink {
+            SinkKind::Redis if self.moods.refused_one_in > 0 => 12 * LARGEST,
+            _ => LARGEST,
+        }
+    }
+
     /// The kinds of its sinks, the first one first.
     pub fn sinks(&self) -> Vec<SinkKind> {
         let other = match self.sink {
             SinkKind::Webhook => SinkKind::Jsonl,
-            SinkKind::Jsonl | SinkKind::Servicebus | SinkKind::Nats => SinkKind::Webhook,
+            SinkKind::Jsonl
+            | SinkKind::Servicebus
+            | SinkKind::Nats
+            | SinkKind::Rabbitmq
+            | SinkKind::Redis => SinkKind::Webhook,
         };
         [self.sink].into_iter().chain(self.beside.then_some(other)).collect()
     }
@@ -392,8 +412,14 @@ mod tests {
     use super::*;
 
     /// All of them, for tests of every derivation.
-    pub(super) const SINKS: [SinkKind; 4] =
-        [SinkKind::Webhook, SinkKind::Jsonl, SinkKind::Servicebus, SinkKind::Nats];
+    pub(super) const SINKS: [SinkKind; 6] = [
+        SinkKind::Webhook,
+        SinkKind::Jsonl,
+        SinkKind::Servicebus,
+        SinkKind::Nats,
+        SinkKind::Rabbitmq,
+        SinkKind::Redis,
+    ];
 
     fn sqlite(seed: u64, index: u64, sink: SinkKind) -> Schedule {
         Schedule::derive(seed, index, SourceKind::Sqlite, sink)

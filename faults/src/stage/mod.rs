@@ -127,8 +127,8 @@ impl<'a> Stage<'a> {
         &self.endings
     }
 
-    /// This moment at each sink.
-    fn now(&self) -> Result<Vec<Mark>> {
+    /// This moment at each sink, unless one of them can't tell.
+    fn now(&self) -> Result<Option<Vec<Mark>>> {
         self.endings.iter().map(Ending::mark).collect()
     }
 
@@ -161,6 +161,7 @@ impl<'a> Stage<'a> {
         if self.schedule.postgres.is_some_and(|plan| !plan.replaced) {
             command.arg("--retries");
         }
+        command.arg("--largest").arg(self.schedule.largest_payload().to_string());
         command.arg("--length-ms").arg(self.schedule.writing.as_millis().to_string());
         if let Some(events) = self.schedule.events {
             let own = events.div_ceil(self.schedule.writers as u64);
@@ -209,6 +210,7 @@ impl<'a> Stage<'a> {
     /// The machine's.
     pub fn tick(&mut self) -> Result<()> {
         self.note_takeovers()?;
+        self.endings.iter().for_each(Ending::look);
         let now = self.begun.elapsed();
         while let Some(at) = self.due.iter().position(|(at, _)| *at <= now) {
             let (_, action) = self.due.remove(at);
@@ -226,10 +228,12 @@ impl<'a> Stage<'a> {
         self.mark(&numbers)
     }
 
-    /// Marks what is not marked yet with this moment.
+    /// Marks what is not marked yet with this moment. While a sink can't tell it nothing arrives
+    /// there, so a later one is as good.
     fn mark(&mut self, takeovers: &[i64]) -> Result<()> {
-        if takeovers.iter().any(|number| !self.marks.contains_key(number)) {
-            let now = self.now()?;
+        if takeovers.iter().any(|number| !self.marks.contains_key(number))
+            && let Some(now) = self.now()?
+        {
             for number in takeovers {
                 self.marks.entry(*number).or_insert_with(|| now.clone());
             }
@@ -305,7 +309,7 @@ impl<'a> Stage<'a> {
             }
             Fault::TearLine => self.endings.iter().try_for_each(|ending| match ending {
                 Ending::Jsonl(folder) => lines::tear(folder),
-                Ending::Webhook(_) | Ending::Servicebus(_) | Ending::Nats(_) => Ok(()),
+                Ending::Webhook(_) | Ending::Servicebus(_) | Ending::Broker(_) => Ok(()),
             }),
             Fault::Outage { kind, length } => {
                 self.endings.iter().try_for_each(|ending| ending.set_outage(Some(kind)))?;
@@ -456,7 +460,7 @@ impl<'a> Stage<'a> {
         if let Some(replaced) = &self.replaced {
             takeovers.retain(|takeover| takeover.number > replaced.past.shared_takeover);
         }
-        let now = self.now()?;
+        let now = self.now()?.context("every sink tells how far it is")?;
         let marked = takeovers.into_iter().map(|takeover| {
             let mark = self.marks.get(&takeover.number).unwrap_or(&now)[sink].clone();
             (takeover, mark)

@@ -78,14 +78,20 @@ impl Stage<'_> {
 
     /// Puts the copy in the server's place.
     pub(super) fn replace(&mut self) -> Result<()> {
+        // Where a copy takes over there is one sink. It has to be there, to tell how far it is.
+        let Some(at) = self.endings[0].mark()? else {
+            self.at(LOOK_EVERY, Action::Replace);
+            return Ok(());
+        };
         let past = self.world.postgres()?.replace()?;
         let numbers: Vec<i64> = past.takeovers.iter().map(|takeover| takeover.number).collect();
         self.mark(&numbers)?;
-        // Where a copy takes over there is one sink.
-        let marks = numbers.iter().map(|number| self.marks[number][0].clone()).collect();
+        let at = self.endings[0].mark()?.unwrap_or(at);
+        let marked = |number: &i64| self.marks.get(number).map_or(&at, |marks| &marks[0]).clone();
+        let marks = numbers.iter().map(marked).collect();
         // The copy gives the numbers that follow again.
         self.marks.retain(|number, _| *number <= past.shared_takeover);
-        self.replaced = Some(Replaced { past, marks, at: self.endings[0].mark()? });
+        self.replaced = Some(Replaced { past, marks, at });
         Ok(())
     }
 }

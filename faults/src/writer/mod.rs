@@ -14,6 +14,8 @@ use uuid::Uuid;
 /// Keys that most events share, and how many others there are.
 const HOT_KEYS: u32 = 5;
 const COLD_KEYS: u32 = 400;
+/// The largest payload, in bytes, unless a schedule wants larger ones.
+pub const LARGEST: usize = 200_000;
 const TOPIC: &str = "fault/events";
 const BINARY: &str = "application/octet-stream";
 const JSON: &str = "application/json";
@@ -34,8 +36,8 @@ fn key(rng: &mut StdRng) -> String {
     }
 }
 
-/// A payload that begins with an id of its own.
-fn payload(id: Uuid, json: bool, rng: &mut StdRng) -> Vec<u8> {
+/// A payload that begins with an id of its own; one in a hundred is large.
+fn payload(id: Uuid, json: bool, largest: usize, rng: &mut StdRng) -> Vec<u8> {
     if json {
         // Spaces, an escape and a number beyond 2^53 stay as they are.
         let number = rng.random::<u64>();
@@ -43,7 +45,7 @@ fn payload(id: Uuid, json: bool, rng: &mut StdRng) -> Vec<u8> {
             .into_bytes();
     }
     let length = if rng.random_bool(0.01) {
-        rng.random_range(50_000..200_000)
+        rng.random_range(largest / 4..largest)
     } else {
         rng.random_range(0..400)
     };

@@ -17,7 +17,7 @@ use rand::RngExt;
 use rand::rngs::StdRng;
 use uuid::Uuid;
 
-use super::{TOPIC, key, payload, what};
+use super::{LARGEST, TOPIC, key, payload, what};
 use crate::world::WRITER_HEADER;
 
 /// Longest that an application waits for a transaction of its own.
@@ -56,6 +56,8 @@ pub struct Task<'a> {
     /// How many events it commits before it ends, however long that takes; otherwise as many as
     /// come.
     pub events: Option<u64>,
+    /// The largest payload, in bytes.
+    pub largest: usize,
 }
 
 /// How an event is appended.
@@ -133,7 +135,7 @@ async fn write(task: Task<'_>, mut rng: StdRng) {
             tokio::time::sleep(RECONNECT_AFTER).await;
             continue;
         };
-        let plan = plan(&mut rng);
+        let plan = plan(task.largest, &mut rng);
         let tried = transaction(&mut connected, task.name, &plan);
         // What was refused, an application tells its user; then it goes on.
         let tried = tokio::time::timeout(GIVE_UP, tried).await;
@@ -189,9 +191,9 @@ impl Plan {
     }
 }
 
-fn plan(rng: &mut StdRng) -> Plan {
+fn plan(largest: usize, rng: &mut StdRng) -> Plan {
     let events = if rng.random_bool(0.02) { 40 } else { rng.random_range(1..=4) };
-    let mut drafts: Vec<Draft> = (0..events).map(|_| draft(rng)).collect();
+    let mut drafts: Vec<Draft> = (0..events).map(|_| draft(largest, rng)).collect();
     let undone = (rng.random_bool(0.15)).then(|| {
         let first = rng.random_range(0..drafts.len());
         (first, rng.random_range(first..drafts.len()))
@@ -211,7 +213,7 @@ fn plan(rng: &mut StdRng) -> Plan {
     }
 }
 
-fn draft(rng: &mut StdRng) -> Draft {
+fn draft(largest: usize, rng: &mut StdRng) -> Draft {
     let id = Uuid::now_v7();
     let json = rng.random_bool(0.3);
     let way = match rng.random_range(0..10) {
@@ -220,7 +222,7 @@ fn draft(rng: &mut StdRng) -> Draft {
         _ => Way::Library,
     };
     let key = if way == Way::Insert { format!("alone {id}") } else { key(rng) };
-    let payload = payload(id, json, rng);
+    let payload = payload(id, json, largest, rng);
     Draft { way, id, given: rng.random_bool(0.5), key, json, payload }
 }
 
@@ -318,7 +320,7 @@ async fn truth(tx: &Transaction<'_>, id: Uuid, writer: &str) -> Result<()> {
 pub fn hold_open(url: &str, length: Duration, prepared: bool, mut rng: StdRng) -> Result<()> {
     runtime()?.block_on(async {
         let mut client = open(url).await?;
-        let drafts: Vec<Draft> = (0..3).map(|_| draft(&mut rng)).collect();
+        let drafts: Vec<Draft> = (0..3).map(|_| draft(LARGEST, &mut rng)).collect();
         let tx = client.transaction().await?;
         append(&tx, "holder", &drafts, false).await?;
         if !prepared {

@@ -15,7 +15,7 @@ use rand::RngExt;
 use rand::rngs::StdRng;
 use uuid::Uuid;
 
-use super::{TOPIC, key, payload, what};
+use super::{LARGEST, TOPIC, key, payload, what};
 use crate::world::WRITER_HEADER;
 use crate::world::sqlite::connect;
 
@@ -28,6 +28,8 @@ pub struct Task<'a> {
     pub name: &'a str,
     /// How long.
     pub length: Duration,
+    /// The largest payload, in bytes.
+    pub largest: usize,
 }
 
 /// Writes until the time is over. Refusals of the database (locked, full) undo a transaction and
@@ -42,7 +44,7 @@ pub fn run(task: Task<'_>, mut rng: StdRng) -> Result<()> {
     while begun.elapsed() < task.length {
         number += 1;
         // A full disk or a lock that lasts: the application would tell its user, and go on.
-        let _ = transaction(&mut connection, task.name, &mut rng);
+        let _ = transaction(&mut connection, task, &mut rng);
         let pause = if number.is_multiple_of(40) { 60 } else { rng.random_range(1..12) };
         std::thread::sleep(Duration::from_millis(pause));
     }
@@ -50,7 +52,7 @@ pub fn run(task: Task<'_>, mut rng: StdRng) -> Result<()> {
 }
 
 /// One business transaction; sometimes held open for a while, sometimes rolled back.
-fn transaction(connection: &mut Connection, writer: &str, rng: &mut StdRng) -> Result<()> {
+fn transaction(connection: &mut Connection, task: Task<'_>, rng: &mut StdRng) -> Result<()> {
     // The append takes the write lock by itself; other applications begin with a read.
     let behavior = match rng.random_bool(0.5) {
         true => TransactionBehavior::Immediate,
@@ -59,7 +61,7 @@ fn transaction(connection: &mut Connection, writer: &str, rng: &mut StdRng) -> R
     let tx = connection.transaction_with_behavior(behavior)?;
     let events = if rng.random_bool(0.02) { 40 } else { rng.random_range(1..=4) };
     for _ in 0..events {
-        event(&tx, &key(rng), writer, rng)?;
+        event(&tx, &key(rng), task.name, task.largest, rng)?;
     }
     if rng.random_bool(0.2) {
         let longest = if rng.random_bool(0.05) { 150 } else { 15 };
@@ -72,11 +74,17 @@ fn transaction(connection: &mut Connection, writer: &str, rng: &mut StdRng) -> R
 }
 
 /// One event and its row of truth.
-fn event(tx: &Transaction<'_>, key: &str, writer: &str, rng: &mut StdRng) -> Result<EventId> {
+fn event(
+    tx: &Transaction<'_>,
+    key: &str,
+    writer: &str,
+    largest: usize,
+    rng: &mut StdRng,
+) -> Result<EventId> {
     let id = Uuid::now_v7();
     let json = rng.random_bool(0.3);
     let (event_type, content_type) = what(json);
-    let payload = payload(id, json, rng);
+    let payload = payload(id, json, largest, rng);
     if rng.random_bool(0.15) {
         let headers = format!("{{\"{WRITER_HEADER}\":\"{writer}\"}}");
         tx.prepare_cached(
@@ -118,7 +126,7 @@ fn event(tx: &Transaction<'_>, key: &str, writer: &str, rng: &mut StdRng) -> Res
 /// The database's.
 pub fn commit_event(connection: &mut Connection, key: &str, rng: &mut StdRng) -> Result<EventId> {
     let tx = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
-    let id = event(&tx, key, "load", rng)?;
+    let id = event(&tx, key, "load", LARGEST, rng)?;
     tx.commit().context("commit")?;
     Ok(id)
 }

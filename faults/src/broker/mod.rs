@@ -1,0 +1,338 @@
+//! The sink's end of every broker: a real server behind a proxy that breaks the way to it.
+//!
+//! What lives here: outages, what a fault leaves in doubt, and what arrived. What does not: what is
+//! special to a broker (`nats.rs`, `rabbitmq.rs`, `redis.rs`), servers and the proxy (`servers/`).
+//! Invariant: an event counts as delivered once the server holds it, whatever its sender heard. The
+//! server syncs what it confirms, so it may be killed as well as stopped. Nothing here waits for a
+//! server that starts: that has a thread of its own, so that deaths and take-overs are seen.
+//!
+//! ```text
+//! relays ──▶ proxy (cuts, resets, delays, loses answers) ──▶ server (stops, dies, refuses)
+//!                                                               ▲
+//!                     this runner's own client ─────────────────┘
+//! ```
+
+mod doubt;
+mod nats;
+mod rabbitmq;
+mod redis;
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use postrider_conformance::sink::Delivered;
+use postrider_servers::proxy::{Direction, Proxy};
+
+use crate::deliveries::{Arrived, Delivery, Mark, Place};
+use crate::schedule::{Outage, Schedule, SinkKind};
+use doubt::Doubts;
+
+/// Nobody listens there.
+const NOWHERE: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 1);
+/// The longest that a server may take to answer this runner itself.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// What a server takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Takes {
+    /// Everything.
+    All,
+    /// All but large events, which it refuses for good.
+    Small,
+    /// Nothing: it is full, or has no place for it.
+    Nothing,
+}
+
+/// What the judgement and the faults have to know of a broker.
+#[derive(Debug, Clone, Copy)]
+struct Nature {
+    /// Whether it drops repetitions, so that none may stand in it twice.
+    drops_repetitions: bool,
+    /// Events that relays may have under way to it, together.
+    under_way: u64,
+    /// What the proxy waits before each piece while the broker is slow.
+    slow: Duration,
+}
+
+/// A server, and this runner's own way to it.
+trait Server: Send {
+    /// Where it listens.
+    fn address(&self) -> SocketAddr;
+
+    /// What is to be known of it.
+    fn nature(&self) -> Nature;
+
+    /// The settings of a sink that reaches it through this port of the loopback interface.
+    fn settings(&self, port: u16) -> String;
+
+    /// Ends it in order.
+    fn stop(&mut self) -> Result<()>;
+
+    /// Ends it as a crash does.
+    fn kill(&mut self) -> Result<()>;
+
+    /// Starts it with what it has stored, unless it runs.
+    fn start_again(&mut self) -> Result<()>;
+
+    /// From now on it takes this.
+    fn take(&mut self, what: Takes) -> Result<()>;
+
+    /// How many events it holds.
+    fn count(&mut self) -> Result<u64>;
+
+    /// What it holds, in its order.
+    fn held(&mut self) -> Result<Vec<Result<Delivered>>>;
+}
+
+/// Something that the server's own thread does.
+enum Job {
+    Stop,
+    Kill,
+    TakeNothing,
+    Mend,
+    Heal(Sender<()>),
+}
+
+/// A running broker.
+pub struct Broker {
+    shared: Arc<Shared>,
+    settings: String,
+    nature: Nature,
+    /// How often it was ended or slowed down; the ways take turns, in each schedule from another.
+    turns: [AtomicU64; 2],
+    /// Ends the thread when it is dropped.
+    jobs: Option<Sender<Job>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+struct Shared {
+    server: Mutex<Box<dyn Server>>,
+    proxy: Proxy,
+    usually: Mutex<Takes>,
+    doubts: Mutex<Doubts>,
+    failed: Mutex<Option<anyhow::Error>>,
+}
+
+fn lock<T: ?Sized>(of: &Mutex<T>) -> MutexGuard<'_, T> {
+    of.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Broker {
+    /// Starts the schedule's broker on free ports of the loopback interface.
+    ///
+    /// # Errors
+    /// When the server is not installed or does not start; when the sink is none.
+    pub fn start(schedule: &Schedule, sink: SinkKind) -> Result<Self> {
+        let usually = if schedule.moods.refused_one_in > 0 { Takes::Small } else { Takes::All };
+        let mut server: Box<dyn Server> = match sink {
+            SinkKind::Nats => Box::new(nats::Stream::start()?),
+            SinkKind::Rabbitmq => Box::new(rabbitmq::Queue::start(schedule, usually)?),
+            SinkKind::Redis => Box::new(redis::Stream::start(schedule.index)?),
+            SinkKind::Webhook | SinkKind::Jsonl | SinkKind::Servicebus => {
+                anyhow::bail!("{sink} is no broker of this kind")
+            }
+        };
+        server.take(usually)?;
+        let proxy = Proxy::start(server.address()).context("start a proxy")?;
+        // More than the largest event has, so that each comes through some time.
+        let cut_after = 2 * schedule.largest_payload() as u64;
+        proxy.cut_after(Some((Direction::ToServer, cut_after)));
+        let (settings, nature) = (server.settings(proxy.port()), server.nature());
+        let shared = Arc::new(Shared {
+            server: Mutex::new(server),
+            proxy,
+            usually: Mutex::new(usually),
+            doubts: Mutex::new(Doubts::new(nature.under_way)),
+            failed: Mutex::default(),
+        });
+        let (jobs, todo) = channel();
+        let thread = std::thread::Builder::new().name("broker".to_owned());
+        let own = Arc::clone(&shared);
+        let thread = thread.spawn(move || own.work(&todo)).context("start a thread")?;
+        let turns = [schedule.index, schedule.index].map(AtomicU64::new);
+        Ok(Self { shared, settings, nature, turns, jobs: Some(jobs), thread: Some(thread) })
+    }
+
+    /// The sink's settings.
+    pub fn settings(&self) -> &str {
+        &self.settings
+    }
+
+    fn post(&self, job: Job) -> Result<()> {
+        let jobs = self.jobs.as_ref().context("the broker's thread runs")?;
+        jobs.send(job).ok().context("give the broker's thread work")
+    }
+
+    /// Whether it is this kind's other turn.
+    fn turn(&self, kind: usize) -> bool {
+        self.turns[kind].fetch_add(1, Ordering::Relaxed) % 2 == 1
+    }
+
+    /// Begins or ends an outage.
+    ///
+    /// # Errors
+    /// Never for what a server does: that is told at the healing.
+    pub fn set_outage(&self, outage: Option<Outage>) -> Result<()> {
+        let proxy = &self.shared.proxy;
+        let mut doubts = lock(&self.shared.doubts);
+        match outage {
+            None => return self.post(Job::Mend),
+            Some(Outage::ServerError) => {
+                return self.post(if self.turn(0) { Job::Kill } else { Job::Stop });
+            }
+            Some(Outage::Throttled) if self.turn(1) => return self.post(Job::TakeNothing),
+            Some(Outage::Throttled) => {
+                doubts.last();
+                proxy.delay(self.nature.slow);
+            }
+            Some(Outage::Silent) => {
+                doubts.begin();
+                proxy.lose_all(Direction::ToClient);
+            }
+            Some(Outage::Refused) => {
+                doubts.begin();
+                proxy.switch_upstream(NOWHERE);
+                proxy.reset_all();
+            }
+        }
+        Ok(())
+    }
+
+    /// Notes which events the faults since the last look left in doubt.
+    pub fn look(&self) {
+        if self.nature.drops_repetitions {
+            return;
+        }
+        let mut doubts = lock(&self.shared.doubts);
+        doubts.see_cuts(self.shared.proxy.cuts());
+        if doubts.are_open()
+            && let Some(count) = self.shared.count()
+        {
+            doubts.settle(count);
+        }
+    }
+
+    /// This moment; none while the server can't tell, which is while it takes nothing.
+    pub fn mark(&self) -> Option<Mark> {
+        self.shared.count().map(Mark::Count)
+    }
+
+    /// From now on everything is taken and confirmed.
+    ///
+    /// # Errors
+    /// When the server did not end or start at some time.
+    pub fn heal(&self) -> Result<()> {
+        let (tell, told) = channel();
+        self.post(Job::Heal(tell))?;
+        // It fails only if the thread has ended, and that has told why.
+        let _ = told.recv();
+        match lock(&self.shared.failed).take() {
+            Some(error) => Err(error),
+            None => Ok(()),
+        }
+    }
+
+    /// Everything that the server holds.
+    ///
+    /// # Errors
+    /// When it does not answer.
+    pub fn arrived(&self) -> Result<Arrived> {
+        let drops_repetitions = self.nature.drops_repetitions;
+        let mut arrived = Arrived { drops_repetitions, ..Arrived::default() };
+        let held = lock(&self.shared.server).held()?;
+        for (at, message) in (0..).zip(held) {
+            match message {
+                Ok(message) => {
+                    let place = Place::Stored { at };
+                    arrived.deliveries.push(Delivery { message, place });
+                }
+                Err(error) => arrived.unreadable.push(format!("{error:#}")),
+            }
+        }
+        arrived.withheld = lock(&self.shared.doubts).withheld(&arrived.deliveries);
+        Ok(arrived)
+    }
+}
+
+impl Drop for Broker {
+    fn drop(&mut self) {
+        self.jobs = None;
+        if let Some(thread) = self.thread.take() {
+            // A panic of the thread was printed when it happened.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Shared {
+    /// None while the server is away or being changed.
+    fn count(&self) -> Option<u64> {
+        self.server.try_lock().ok()?.count().ok()
+    }
+
+    fn work(&self, todo: &Receiver<Job>) {
+        while let Ok(job) = todo.recv() {
+            let done = match &job {
+                Job::Stop => self.end(|server| server.stop()).context("stop the broker"),
+                Job::Kill => self.end(|server| server.kill()).context("kill the broker"),
+                Job::TakeNothing => self.take_nothing(),
+                Job::Mend => self.mend(),
+                Job::Heal(_) => self.heal(),
+            };
+            if let Err(error) = done {
+                lock(&self.failed).get_or_insert(error);
+            }
+            if let Job::Heal(tell) = job {
+                // Who does not wait needs no answer.
+                let _ = tell.send(());
+            }
+        }
+    }
+
+    /// Ends it. Whatever it had confirmed to nobody is in doubt; it tells once it is there again.
+    fn end(&self, how: impl Fn(&mut dyn Server) -> Result<()>) -> Result<()> {
+        let mut server = lock(&self.server);
+        lock(&self.doubts).begin();
+        how(server.as_mut())
+    }
+
+    /// A server that is away takes nothing as it is.
+    fn take_nothing(&self) -> Result<()> {
+        let mut server = lock(&self.server);
+        match server.count() {
+            Ok(_) => server.take(Takes::Nothing).context("let the broker take nothing"),
+            Err(_) => Ok(()),
+        }
+    }
+
+    fn mend(&self) -> Result<()> {
+        let address = {
+            let mut server = lock(&self.server);
+            server.start_again().context("start the broker again")?;
+            let usually = *lock(&self.usually);
+            server.take(usually).context("let the broker take events again")?;
+            server.address()
+        };
+        self.proxy.delay(Duration::ZERO);
+        self.proxy.switch_upstream(address);
+        lock(&self.doubts).end_last();
+        Ok(())
+    }
+
+    fn heal(&self) -> Result<()> {
+        let refused = std::mem::replace(&mut *lock(&self.usually), Takes::All) == Takes::Small;
+        self.proxy.cut_after(None);
+        self.mend()?;
+        if refused {
+            // A limit may be told to each connection once.
+            lock(&self.doubts).begin();
+            self.proxy.reset_all();
+        }
+        Ok(())
+    }
+}
