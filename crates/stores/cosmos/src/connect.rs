@@ -5,6 +5,8 @@
 //! Invariant: a container whose partition key is another, or in which a time to live has no effect,
 //! is refused before anything is written to it.
 
+use std::sync::Arc;
+
 use azure_core::credentials::Secret as AzureSecret;
 use azure_data_cosmos::clients::{ContainerClient, DatabaseClient};
 use azure_data_cosmos::models::{ContainerProperties, TimeToLive};
@@ -14,14 +16,16 @@ use postrider_core::{Error, Result};
 
 use crate::Inner;
 use crate::advice::ClockSeen;
+use crate::charge::Charges;
 use crate::config::{Account, Auth, CosmosConfig};
 use crate::control::Control;
 use crate::error::failed;
 use crate::expired::Expired;
 use crate::leases::Seen;
+use crate::numbers::Numbers;
 
 /// The partition key of both containers.
-const PARTITION_KEY: &str = "/partitionKey";
+pub(crate) const PARTITION_KEY: &str = "/partitionKey";
 
 pub(crate) async fn open(config: &CosmosConfig) -> Result<Inner> {
     config.check()?;
@@ -34,7 +38,6 @@ pub(crate) async fn open(config: &CosmosConfig) -> Result<Inner> {
     let kept = format!("{}/{}", config.database, config.container);
     let control = Control::new(lease_container(config, &database).await?, kept);
     Ok(Inner {
-        database,
         database_name: config.database.clone(),
         container,
         container_name: config.container.clone(),
@@ -43,6 +46,7 @@ pub(crate) async fn open(config: &CosmosConfig) -> Result<Inner> {
         event_ttl_seconds: config.event_ttl_seconds(),
         max_items: config.max_items,
         control,
+        numbers: Numbers::default(),
         seen: Seen::default(),
         clock: ClockSeen::default(),
         expired: Expired::default(),
@@ -92,12 +96,13 @@ fn check_key(name: &str, properties: &ContainerProperties) -> Result<()> {
     Ok(())
 }
 
-async fn client(config: &CosmosConfig) -> Result<CosmosClient> {
+pub(crate) async fn client(config: &CosmosConfig) -> Result<CosmosClient> {
     let account = config.account()?;
     let reference = reference(config, account)?;
     let regions = config.preferred_regions.iter().map(|name| Region::new(name.clone()));
     let strategy = RoutingStrategy::PreferredRegions(regions.collect());
-    let built = CosmosClient::builder().build(reference, strategy).await;
+    let builder = CosmosClient::builder().with_diagnostics_handler(Arc::new(Charges));
+    let built = builder.build(reference, strategy).await;
     built.map_err(failed("connect to the account"))
 }
 

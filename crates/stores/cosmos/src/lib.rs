@@ -6,18 +6,27 @@
 //! saved together or not at all.
 
 mod advice;
+mod append;
+mod batch;
+mod charge;
 mod checkpoints;
 mod config;
 mod connect;
 mod control;
 mod dead_letters;
+mod document_json;
+mod documents;
 #[cfg(feature = "entra")]
 mod entra;
 mod error;
 mod event_document;
 mod expired;
 mod feed;
+mod inbox;
 mod leases;
+mod migrate;
+mod numbers;
+mod pages;
 mod position;
 mod progress;
 mod ranges;
@@ -25,12 +34,15 @@ mod retention;
 
 use std::sync::Arc;
 
-use azure_data_cosmos::clients::{ContainerClient, DatabaseClient};
+use azure_data_cosmos::clients::ContainerClient;
 use postrider_core::{Result, Topic};
 
+pub use append::Numbering;
 pub use azure_data_cosmos;
 pub use config::{Auth, CosmosConfig, EntraCredential};
 pub use error::cosmos_error;
+pub use inbox::{CosmosInbox, InboxOptions};
+pub use migrate::create_containers;
 
 /// A container with business documents and their events. Cloning shares its connections.
 #[derive(Clone)]
@@ -39,7 +51,6 @@ pub struct CosmosStore {
 }
 
 struct Inner {
-    database: DatabaseClient,
     database_name: String,
     container: ContainerClient,
     container_name: String,
@@ -53,6 +64,8 @@ struct Inner {
     max_items: u32,
     /// What relays keep, in the lease container.
     control: control::Control,
+    /// The last numbers of documents that were read or written.
+    numbers: numbers::Numbers,
     /// What was seen of leases.
     seen: leases::Seen,
     /// What the database said of its time.
