@@ -38,6 +38,7 @@ pub(crate) async fn open(config: &CosmosConfig) -> Result<Inner> {
     let kept = format!("{}/{}", config.database, config.container);
     let control = Control::new(lease_container(config, &database).await?, kept);
     Ok(Inner {
+        account: host(config)?,
         database_name: config.database.clone(),
         container,
         container_name: config.container.clone(),
@@ -50,6 +51,18 @@ pub(crate) async fn open(config: &CosmosConfig) -> Result<Inner> {
         seen: Seen::default(),
         clock: ClockSeen::default(),
         expired: Expired::default(),
+    })
+}
+
+/// The account's host, and its port where it is not the usual one.
+fn host(config: &CosmosConfig) -> Result<String> {
+    let account = config.account()?;
+    let endpoint: AccountEndpoint =
+        account.endpoint.parse().map_err(failed("read the account's address"))?;
+    let host = endpoint.url().host_str().unwrap_or_default();
+    Ok(match endpoint.url().port() {
+        Some(port) => format!("{host}:{port}"),
+        None => host.to_owned(),
     })
 }
 

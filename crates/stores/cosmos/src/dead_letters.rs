@@ -89,7 +89,8 @@ fn letter_id(consumer: &str, entry: &Entry) -> String {
             id(LETTER, &[consumer.as_bytes(), key.as_bytes(), event.as_bytes()])
         }
         Entry::Malformed(malformed) => {
-            id(LETTER, &[consumer.as_bytes(), b"malformed", &malformed.raw])
+            let key = malformed.key.as_ref().map_or("", Key::as_str);
+            id(LETTER, &[consumer.as_bytes(), b"malformed", key.as_bytes(), &malformed.raw])
         }
     }
 }

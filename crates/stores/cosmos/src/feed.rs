@@ -113,7 +113,9 @@ impl CosmosStore {
                 page.into_items().into_iter().filter_map(|item| item.current().cloned()).collect();
             in_order(&mut documents);
             if !documents.is_empty() {
-                let last = parts == 1 && documents.len() < most.get() as usize;
+                // The library hears of a split by asking, and then gives one part's page alone.
+                let whole = self.parts(range).await? == 1;
+                let last = whole && documents.len() < most.get() as usize;
                 return Ok(Some(Page { documents, before, after: token(pages)?, last }));
             }
         }
@@ -227,7 +229,8 @@ impl Handing<'_> {
 impl Feed for CosmosStore {
     fn identity(&self) -> String {
         let inner = &self.inner;
-        let names = format!("cosmos {}/{}", inner.database_name, inner.container_name);
+        let names =
+            format!("cosmos {} {}/{}", inner.account, inner.database_name, inner.container_name);
         let rid = format!(" {}", inner.container_rid);
         let most = postrider_core::limits::MAX_NAME_BYTES.saturating_sub(rid.len());
         let cut = names.floor_char_boundary(most);

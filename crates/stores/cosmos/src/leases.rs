@@ -5,8 +5,8 @@
 //! document in the same batch, in the version that was seen under that epoch, so that whoever
 //! took the lease in between makes the batch fail whole.
 //!
-//! Nobody's clock is compared with another's: a lease has run out once its document has not changed
-//! for its time to live, as seen by whoever wants it. The first look at a lease can't tell how old
+//! Nobody's clock is compared with another's: a lease has run out once it was not renewed for its
+//! time to live, as seen by whoever wants it. The first look at a lease can't tell how old
 //! it is, so a relay that comes new waits a whole time to live.
 
 use std::collections::HashMap;
@@ -34,19 +34,23 @@ const RELAY_TTL_SECONDS: u64 = 3_600;
 /// A lease; kept also when free, because its epoch must never repeat.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Lease {
+    #[serde(rename = "leaseGroup")]
     group: String,
     partition: String,
     holder: String,
     epoch: u64,
     released: bool,
     ttl_ms: u64,
-    /// Changes with each write, so that the document does.
+    /// Changes with each renewal, which is what makes it last.
+    renewals: u64,
+    /// Changes with each other write, so that the document does.
     beat: u64,
 }
 
 /// A relay that said it is alive.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 struct Relay {
+    #[serde(rename = "leaseGroup")]
     group: String,
     relay: String,
     ttl_ms: u64,
@@ -65,13 +69,13 @@ pub(crate) struct Seen {
 }
 
 impl Seen {
-    /// How long the document would still last without a change.
-    fn remaining(&self, id: &str, etag: &str, ttl: Duration) -> Duration {
+    /// How long the document would still last without becoming another `version`.
+    fn remaining(&self, id: &str, version: &str, ttl: Duration) -> Duration {
         let now = Instant::now();
         let mut since = self.since.lock().unwrap_or_else(PoisonError::into_inner);
-        let seen = since.entry(id.to_owned()).or_insert_with(|| (etag.to_owned(), now));
-        if seen.0 != etag {
-            *seen = (etag.to_owned(), now);
+        let seen = since.entry(id.to_owned()).or_insert_with(|| (version.to_owned(), now));
+        if seen.0 != version {
+            *seen = (version.to_owned(), now);
         }
         ttl.saturating_sub(now.saturating_duration_since(seen.1))
     }
@@ -108,6 +112,15 @@ impl Lease {
     /// The same with another version.
     fn beaten(&self) -> Self {
         Self { beat: self.beat.wrapping_add(1), ..self.clone() }
+    }
+
+    fn renewed(&self, ttl: Duration) -> Self {
+        Self { renewals: self.renewals.wrapping_add(1), ttl_ms: ms(ttl), ..self.clone() }
+    }
+
+    /// What changes whenever the time to live begins anew, and not with other writes.
+    fn age(&self) -> String {
+        format!("{}/{}", self.epoch, self.renewals)
     }
 }
 
@@ -169,7 +182,7 @@ impl CosmosStore {
         if lease.body.released {
             return Duration::ZERO;
         }
-        self.inner.seen.remaining(id, &lease.etag, lease.body.ttl())
+        self.inner.seen.remaining(id, &lease.body.age(), lease.body.ttl())
     }
 
     /// Begins to write under a lease; other writers of this process under the same one wait.
@@ -185,10 +198,9 @@ impl CosmosStore {
             None => Write::Create(document),
             Some(etag) => Write::Replace(document, etag.to_owned()),
         };
-        let Written::All(etags) = self.control().write(&[write]).await? else { return Ok(false) };
-        let etag = etags.into_iter().next().unwrap_or_default();
+        let Written::All(_) = self.control().write(&[write]).await? else { return Ok(false) };
         // From here on its time to live runs, for this process as for all others.
-        self.inner.seen.remaining(id, &etag, next.ttl());
+        self.inner.seen.remaining(id, &next.age(), next.ttl());
         Ok(true)
     }
 
@@ -204,12 +216,12 @@ impl CosmosStore {
             let Some(current) = known.take().filter(|found| found.body.is_of(lease)) else {
                 return Ok(Renewal::Lost);
             };
-            let next = Lease { ttl_ms: ms(ttl), ..current.body.beaten() };
+            let next = current.body.renewed(ttl);
             let document = self.control().document(LEASE, &lease_id, &next)?;
             let write = Write::Replace(document, current.etag.clone());
             if let Written::All(etags) = self.control().write(&[write]).await? {
                 let etag = etags.into_iter().next().unwrap_or_default();
-                self.inner.seen.remaining(&lease_id, &etag, ttl);
+                self.inner.seen.remaining(&lease_id, &next.age(), ttl);
                 *known = Some(Kept { body: next, etag, written_at: current.written_at });
                 return Ok(Renewal::Renewed);
             }
@@ -231,7 +243,7 @@ impl CosmosStore {
             let Some(current) = guard.take().filter(|found| found.body.is_of(lease)) else {
                 return Ok(false);
             };
-            let next = Lease { ttl_ms: ms(ttl), ..current.body.beaten() };
+            let next = current.body.renewed(ttl);
             let document = self.control().document(LEASE, id, &next)?;
             writes.push(Write::Replace(document, current.etag.clone()));
             nexts.push((id, next, current.written_at));
@@ -240,7 +252,7 @@ impl CosmosStore {
         let Written::All(etags) = self.control().write(&writes).await? else { return Ok(false) };
         for ((mut guard, (id, body, written_at)), etag) in guards.into_iter().zip(nexts).zip(etags)
         {
-            self.inner.seen.remaining(id, &etag, ttl);
+            self.inner.seen.remaining(id, &body.age(), ttl);
             *guard = Some(Kept { body, etag, written_at });
         }
         Ok(true)
@@ -275,7 +287,7 @@ impl Leases for CosmosStore {
         let of_group = [("@group", json!(group.as_str()))];
         let all = self.control().query::<Relay>(
             RELAY,
-            "AND c[\"group\"] = @group",
+            "AND c.leaseGroup = @group",
             &of_group,
             usize::MAX,
         );
@@ -325,6 +337,7 @@ impl Leases for CosmosStore {
                 epoch: 1,
                 released: false,
                 ttl_ms: ms(ttl),
+                renewals: 0,
                 beat: 0,
             };
             if let Some(found) = &found {
@@ -382,7 +395,7 @@ impl Leases for CosmosStore {
         let of_group = [("@group", json!(group.as_str()))];
         let all = self.control().query::<Lease>(
             LEASE,
-            "AND c[\"group\"] = @group",
+            "AND c.leaseGroup = @group",
             &of_group,
             usize::MAX,
         );

@@ -51,6 +51,8 @@ pub struct CosmosStore {
 }
 
 struct Inner {
+    /// The account's host.
+    account: String,
     database_name: String,
     container: ContainerClient,
     container_name: String,

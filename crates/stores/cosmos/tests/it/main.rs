@@ -1,0 +1,5 @@
+//! The Cosmos DB store against Microsoft's own emulator: one binary for all of its tests.
+
+mod conformance;
+mod feed;
+mod support;
