@@ -29,7 +29,8 @@
 //! ```
 //!
 //! Each store has its own `append`, because each driver has its own transactions: for SQLite see
-//! [`sqlite::append`], for PostgreSQL [`postgres::Outbox`](postgres). Where entities are stored as
+//! [`sqlite::append`], for PostgreSQL [`postgres::Outbox`](postgres), for Azure Cosmos DB
+//! [`cosmos::CosmosStore::append`]. Where entities are stored as
 //! documents, a [`UnitOfWork`] saves them and the events they raised in one commit.
 //!
 //! # Delivering it
@@ -47,6 +48,8 @@
 //! | `sqlx` | no | SQLite: append and inbox inside transactions of `sqlx` |
 //! | `postgres` | no | [`postgres`]: the same in PostgreSQL, by `tokio-postgres` and `deadpool` |
 //! | `postgres-sqlx` | no | append in transactions of `sqlx` |
+//! | `cosmos` | no | [`cosmos`]: documents, feed and inbox in Azure Cosmos DB, by Microsoft's SDK |
+//! | `cosmos-entra` | no | the same with tokens of Microsoft Entra ID |
 //! | `relay` | yes | [`relay`]: the relay and subscriptions |
 //! | `jsonl` | yes | [`sinks::jsonl`]: events as JSON lines |
 //! | `webhook` | no | [`sinks::webhook`](sinks): events as signed HTTP requests |
@@ -65,6 +68,9 @@ pub mod sinks;
 pub use postrider_core::*;
 #[doc(inline)]
 pub use postrider_macros::{DomainEvent, Entity};
+#[cfg(feature = "cosmos")]
+#[doc(inline)]
+pub use postrider_store_cosmos as cosmos;
 #[cfg(feature = "postgres")]
 #[doc(inline)]
 pub use postrider_store_postgres as postgres;

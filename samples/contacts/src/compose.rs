@@ -7,6 +7,8 @@
 use std::sync::Arc;
 
 use anyhow::Context as _;
+#[cfg(feature = "cosmos")]
+use postrider::cosmos::{CosmosConfig, CosmosStore, create_containers};
 use postrider::postgres::{PostgresOptions, PostgresStore};
 use postrider::sinks::webhook::verify::Verifier;
 use postrider::sqlite::{SqliteOptions, SqliteStore};
@@ -16,6 +18,10 @@ use tokio_util::sync::CancellationToken;
 use crate::config::{Config, StoreConfig};
 use crate::receiver::{Journal, PostgresJournal, Receiver, SqliteJournal};
 use crate::service::{Parts, Service};
+
+/// Where all of the contacts' events go.
+#[cfg(feature = "cosmos")]
+const TOPIC: &str = "contacts";
 
 /// Opens the store and puts the service together.
 ///
@@ -53,6 +59,18 @@ async fn open_store(
             let store = PostgresStore::open(options).await.context("open the database")?;
             let journal = PostgresJournal::open(store.clone()).await;
             Ok((Arc::new(store), Arc::new(journal.context("open the journal")?)))
+        }
+        #[cfg(feature = "cosmos")]
+        StoreConfig::Cosmos { url, database, container, journal } => {
+            let mut config = CosmosConfig::new(url.expose(), database, container);
+            // Of every event here: documents need not name it.
+            config.topic = TOPIC.to_owned();
+            create_containers(&config).await.context("make the container")?;
+            let store = CosmosStore::open(&config).await.context("open the container")?;
+            let place = || format!("open the journal {}", journal.display());
+            let file = SqliteStore::open(SqliteOptions::new(&journal)).await.with_context(place)?;
+            let journal = SqliteJournal::open(file, journal.clone()).await.with_context(place)?;
+            Ok((Arc::new(store), Arc::new(journal)))
         }
     }
 }

@@ -26,6 +26,18 @@ pub enum StoreConfig {
         /// How long a write waits for another one before the answer is 503.
         busy_timeout: Duration,
     },
+    /// A container of Azure Cosmos DB; it is made when it is missing.
+    #[cfg(feature = "cosmos")]
+    Cosmos {
+        /// The account's connection string.
+        url: Secret,
+        /// The database.
+        database: String,
+        /// The container.
+        container: String,
+        /// The SQLite file in which the receiver keeps what arrived.
+        journal: PathBuf,
+    },
 }
 
 impl StoreConfig {

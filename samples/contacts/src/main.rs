@@ -21,17 +21,27 @@ struct Args {
     /// Where contacts and their events are kept.
     #[arg(long, value_enum, default_value_t = Store::Sqlite, env = "CONTACTS_STORE")]
     store: Store,
-    /// The SQLite file; made when it is missing.
+    /// The SQLite file; made when it is missing. With another store than SQLite and PostgreSQL it
+    /// has what the receiver got.
     #[arg(long, default_value = "contacts.db", env = "CONTACTS_DATABASE")]
     database: PathBuf,
-    /// The PostgreSQL database, for --store postgres: postgres://user:password@host/name.
+    /// The PostgreSQL database, for --store postgres: postgres://user:password@host/name; or, for
+    /// --store cosmos, the account: AccountEndpoint=…;AccountKey=….
     #[arg(
         long,
         env = "CONTACTS_DATABASE_URL",
         hide_env_values = true,
-        required_if_eq("store", "postgres")
+        required_if_eq_any([("store", "postgres"), ("store", "cosmos")])
     )]
     database_url: Option<String>,
+    /// The database of the Cosmos DB account; made when it is missing.
+    #[cfg(feature = "cosmos")]
+    #[arg(long, default_value = "contacts", env = "CONTACTS_COSMOS_DATABASE")]
+    cosmos_database: String,
+    /// The container in it; made when it is missing.
+    #[cfg(feature = "cosmos")]
+    #[arg(long, default_value = "contacts", env = "CONTACTS_COSMOS_CONTAINER")]
+    cosmos_container: String,
     /// Address and port to listen on.
     #[arg(long, default_value = "127.0.0.1:8080", env = "CONTACTS_LISTEN")]
     listen: SocketAddr,
@@ -51,6 +61,8 @@ struct Args {
 enum Store {
     Sqlite,
     Postgres,
+    #[cfg(feature = "cosmos")]
+    Cosmos,
 }
 
 impl From<Args> for Config {
@@ -61,6 +73,13 @@ impl From<Args> for Config {
             Store::Postgres => StoreConfig::Postgres {
                 url: Secret::new(args.database_url.unwrap_or_default()),
                 busy_timeout,
+            },
+            #[cfg(feature = "cosmos")]
+            Store::Cosmos => StoreConfig::Cosmos {
+                url: Secret::new(args.database_url.unwrap_or_default()),
+                database: args.cosmos_database,
+                container: args.cosmos_container,
+                journal: args.database,
             },
         };
         let preconditions =

@@ -362,7 +362,7 @@ async fn delete_hides_the_contact_and_a_second_one_finds_none() {
     Answer::of(known).await.problem(404);
     service.delete(MISSING).await.problem(404);
     assert_eq!(service.get("/api/contacts").await.json()["items"], json!([]));
-    assert_eq!(service.kept.deleted_documents(), 1);
+    assert_eq!(service.kept.deleted_documents().await, 1);
     let types = ["ContactCreatedEvent", "ContactEmailUpdatedEvent", "ContactDeletedEvent"];
     assert_eq!(service.event_types().await, types);
     service.stop().await;

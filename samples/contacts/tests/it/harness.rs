@@ -26,7 +26,7 @@ pub(crate) trait Kept: Sized {
     fn config(&self) -> StoreConfig;
 
     /// How many contacts are kept that were deleted.
-    fn deleted_documents(&self) -> u32;
+    async fn deleted_documents(&self) -> u32;
 
     /// Everything in the outbox, in the order in which it was appended.
     async fn outbox(&self) -> Vec<Record>;
@@ -50,7 +50,7 @@ impl Kept for SqliteFile {
         StoreConfig::sqlite(self.path())
     }
 
-    fn deleted_documents(&self) -> u32 {
+    async fn deleted_documents(&self) -> u32 {
         let database = Connection::open(self.path()).expect("open the file");
         let sql = "SELECT count(*) FROM postrider_document WHERE deleted = 1";
         database.query_row(sql, [], |row| row.get(0)).expect("read the documents")
@@ -58,7 +58,7 @@ impl Kept for SqliteFile {
 
     async fn outbox(&self) -> Vec<Record> {
         let store = SqliteStore::open(SqliteOptions::new(self.path())).await;
-        records(&store.expect("open the store")).await
+        sorted(&store.expect("open the store")).await
     }
 }
 
@@ -80,17 +80,70 @@ impl Kept for PostgresDatabase {
         StoreConfig::postgres(self.0.url())
     }
 
-    fn deleted_documents(&self) -> u32 {
+    async fn deleted_documents(&self) -> u32 {
         let sql = "SELECT count(*) FROM postrider.document WHERE deleted";
         self.0.psql(sql).expect("read the documents").parse().expect("a number")
     }
 
     async fn outbox(&self) -> Vec<Record> {
         let store = PostgresStore::open(PostgresOptions::new(self.0.url())).await;
-        records(&store.expect("open the store")).await
+        sorted(&store.expect("open the store")).await
     }
 }
 
+/// An account of Azure Cosmos DB, emulated, and a file for the receiver.
+#[cfg(feature = "cosmos")]
+pub(crate) struct CosmosContainer {
+    pub(crate) account: postrider_servers::cosmos::Cosmos,
+    folder: TempDir,
+}
+
+#[cfg(feature = "cosmos")]
+impl CosmosContainer {
+    pub(crate) async fn store(&self) -> postrider::cosmos::CosmosStore {
+        use postrider::cosmos::{CosmosConfig, CosmosStore};
+
+        let url = self.account.connection_string();
+        let mut config = CosmosConfig::new(url, "contacts", "contacts");
+        config.topic = "contacts".to_owned();
+        CosmosStore::open(&config).await.expect("open the container")
+    }
+}
+
+#[cfg(feature = "cosmos")]
+impl Kept for CosmosContainer {
+    fn fresh() -> Self {
+        let account = postrider_servers::cosmos::Cosmos::start().expect("the emulator starts");
+        Self { account, folder: TempDir::new().expect("make a folder") }
+    }
+
+    fn config(&self) -> StoreConfig {
+        StoreConfig::Cosmos {
+            url: postrider::Secret::new(self.account.connection_string()),
+            database: "contacts".to_owned(),
+            container: "contacts".to_owned(),
+            journal: self.folder.path().join("journal.db"),
+        }
+    }
+
+    async fn deleted_documents(&self) -> u32 {
+        use futures_util::TryStreamExt;
+        use postrider::cosmos::azure_data_cosmos::feed::FeedScope;
+
+        let store = self.store().await;
+        let sql = "SELECT * FROM c WHERE c.type = 'contact' AND c.data.deleted = true";
+        let found = store.container().query_items::<Value>(sql, FeedScope::full_container(), None);
+        let found: Vec<Value> =
+            found.await.expect("the query").try_collect().await.expect("the documents");
+        u32::try_from(found.len()).expect("few documents")
+    }
+
+    async fn outbox(&self) -> Vec<Record> {
+        records(&self.store().await).await
+    }
+}
+
+/// Positions of a change feed are no numbers: each range's records come in its own order.
 async fn records(store: &impl Feed) -> Vec<Record> {
     let consumer = ConsumerName::new("test").expect("a valid name");
     let limit = BatchLimit { records: 10_000, bytes: usize::MAX };
@@ -111,6 +164,12 @@ async fn records(store: &impl Feed) -> Vec<Record> {
             }
         }
     }
+    records
+}
+
+/// Everything, in the order in which it was appended.
+async fn sorted(store: &impl Feed) -> Vec<Record> {
+    let mut records = records(store).await;
     records.sort_by(|a, b| a.position.as_bytes().cmp(b.position.as_bytes()));
     records
 }

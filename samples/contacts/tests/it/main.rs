@@ -1,5 +1,5 @@
 //! The sample service through real HTTP, on a real SQLite file, and what its clients see of it also
-//! on a real PostgreSQL server.
+//! on a real PostgreSQL server and on Microsoft's emulator of Azure Cosmos DB.
 #![allow(clippy::duplicate_mod, reason = "the same tests run on each store")]
 
 mod browser;
@@ -7,6 +7,8 @@ mod concurrency;
 mod endpoints;
 mod events;
 mod harness;
+#[cfg(feature = "cosmos")]
+mod on_cosmos;
 mod on_postgres;
 mod page;
 mod readme;
