@@ -21,6 +21,7 @@ use crate::config::{Account, Auth, CosmosConfig};
 use crate::control::Control;
 use crate::error::failed;
 use crate::expired::Expired;
+use crate::feed::Ahead;
 use crate::leases::Seen;
 use crate::numbers::Numbers;
 
@@ -50,6 +51,7 @@ pub(crate) async fn open(config: &CosmosConfig) -> Result<Inner> {
         numbers: Numbers::default(),
         seen: Seen::default(),
         clock: ClockSeen::default(),
+        ahead: Ahead::default(),
         expired: Expired::default(),
     })
 }

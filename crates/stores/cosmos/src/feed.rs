@@ -6,8 +6,9 @@
 //! reading on from it gives every event that was not, whatever the size of pages and whether the
 //! range was split since. Events of one key that one page has come in the order of their numbers.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::num::NonZeroU32;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -22,6 +23,7 @@ use postrider_core::{
 use serde_json::Value;
 
 use crate::CosmosStore;
+use crate::control::MAX_BATCH_OPERATIONS;
 use crate::error::failed;
 use crate::event_document::{entry, is_event, seq, text, written_seconds};
 use crate::position::{At, Passed, Place};
@@ -31,7 +33,13 @@ const READ: &str = "read the change feed";
 
 type Pages = ChangeFeedPageIterator<ChangeFeedItem<Value>>;
 
+/// Marks that are carried on at most: documents that changed or were deleted since are never met.
+const MAX_CARRIED: usize = 100;
+/// Pages that were read ahead and are kept until their turn; the service gives 4 MB in one.
+const MAX_AHEAD: usize = 16;
+
 /// One page as the library gave it.
+#[derive(Debug, Clone)]
 struct Page {
     /// Events of one key in the order of their numbers.
     documents: Vec<Value>,
@@ -39,25 +47,35 @@ struct Page {
     before: String,
     /// From where the next one follows.
     after: String,
-    /// Whether nothing of the range follows it for now.
-    last: bool,
+    /// Whether it has as many documents as were asked for: more may follow.
+    full: bool,
 }
 
-/// Marks that are carried on at most: documents that changed or were deleted since are never met.
-const MAX_CARRIED: usize = 100;
+/// Pages that were read ahead, each with its range and its place.
+#[derive(Debug, Default)]
+pub(crate) struct Ahead(Mutex<VecDeque<(String, Page)>>);
 
-impl CosmosStore {
-    /// Begins to read a range at a place.
-    async fn pages(&self, range: &FeedRange, from: &Place, most: NonZeroU32) -> Result<Pages> {
-        let mut options =
-            ChangeFeedOptions::default().with_max_item_count(MaxItemCountHint::Limit(most));
-        if let Place::At(at) = from {
-            let token = ContinuationToken::from_string(at.token.clone());
-            options = options.with_continuation_token(token);
-        }
-        self.begin(range, ChangeFeedStartFrom::Beginning, options).await
+impl Ahead {
+    fn pages(&self) -> MutexGuard<'_, VecDeque<(String, Page)>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn keep(&self, place: String, page: Page) {
+        let mut pages = self.pages();
+        if pages.len() >= MAX_AHEAD {
+            pages.pop_front();
+        }
+        pages.push_back((place, page));
+    }
+
+    fn take(&self, place: &str) -> Option<Page> {
+        let mut pages = self.pages();
+        let at = pages.iter().position(|(of, _)| of == place)?;
+        pages.remove(at).map(|(_, page)| page)
+    }
+}
+
+impl CosmosStore {
     async fn begin(
         &self,
         range: &FeedRange,
@@ -90,36 +108,54 @@ impl CosmosStore {
         Ok((range, place))
     }
 
-    /// How many parts of a range are polled in turn: one, but for the moment in which the service
-    /// has split it.
-    async fn parts(&self, range: &FeedRange) -> Result<usize> {
-        let ranges = self.ranges(false).await?;
-        Ok(ranges.iter().filter(|other| other.overlaps(range)).count().max(1))
+    /// The page of a range that follows a token, or its first; none where nothing follows.
+    async fn changes(&self, range: &FeedRange, token: Option<&str>) -> Result<Option<Page>> {
+        let place = ahead(range, token);
+        if let Some(page) = self.inner.ahead.take(&place) {
+            return Ok(Some(page));
+        }
+        let most = NonZeroU32::new(self.inner.max_items).unwrap_or(NonZeroU32::MIN);
+        let mut options =
+            ChangeFeedOptions::default().with_max_item_count(MaxItemCountHint::Limit(most));
+        if let Some(token) = token {
+            let token = ContinuationToken::from_string(token.to_owned());
+            options = options.with_continuation_token(token);
+        }
+        let mut pages = self.begin(range, ChangeFeedStartFrom::Beginning, options).await?;
+        let before = token_of(&pages)?;
+        let Some(page) = pages.next().await else { return Ok(None) };
+        let page = page.map_err(failed(READ))?;
+        let mut documents: Vec<Value> =
+            page.into_items().into_iter().filter_map(|item| item.current().cloned()).collect();
+        if documents.is_empty() {
+            return Ok(None);
+        }
+        in_order(&mut documents);
+        let full = documents.len() >= most.get() as usize;
+        Ok(Some(Page { documents, before, after: token_of(&pages)?, full }))
     }
 
-    /// The next page that has any documents; none when no part of the range has.
-    async fn next_page(
-        &self,
-        range: &FeedRange,
-        pages: &mut Pages,
-        most: NonZeroU32,
-    ) -> Result<Option<Page>> {
-        let parts = self.parts(range).await?;
-        for _ in 0..parts {
-            let before = token(pages)?;
-            let Some(page) = pages.next().await else { break };
-            let page = page.map_err(failed(READ))?;
-            let mut documents: Vec<Value> =
-                page.into_items().into_iter().filter_map(|item| item.current().cloned()).collect();
-            in_order(&mut documents);
-            if !documents.is_empty() {
-                // The library hears of a split by asking, and then gives one part's page alone.
-                let whole = self.parts(range).await? == 1;
-                let last = whole && documents.len() < most.get() as usize;
-                return Ok(Some(Page { documents, before, after: token(pages)?, last }));
+    /// What follows a full page of the key that it ends with: a page may end in the middle of a
+    /// batch, whose events have no order of their own. Pages that are read for it are kept.
+    async fn rest(&self, range: &FeedRange, page: &Page) -> Result<Vec<Value>> {
+        let mut rest: Vec<Value> = Vec::new();
+        let key = page.documents.last().and_then(|last| text(last, "partitionKey"));
+        let Some(key) = key.filter(|_| page.full).map(str::to_owned) else { return Ok(rest) };
+        let of_key = |document: &&Value| text(document, "partitionKey") == Some(&key);
+        let mut after = page.after.clone();
+        while rest.len() < MAX_BATCH_OPERATIONS {
+            let Some(next) = self.changes(range, Some(&after)).await? else { break };
+            let some: Vec<Value> = next.documents.iter().take_while(of_key).cloned().collect();
+            let whole = some.len() == next.documents.len() && next.full;
+            rest.extend(some);
+            let place = ahead(range, Some(&after));
+            after.clone_from(&next.after);
+            self.inner.ahead.keep(place, next);
+            if !whole {
+                break;
             }
         }
-        Ok(None)
+        Ok(rest)
     }
 
     /// Tells of events that were deleted before anybody read them here.
@@ -144,15 +180,21 @@ impl CosmosStore {
     async fn pinned(&self, range: &FeedRange) -> Result<String> {
         let options = ChangeFeedOptions::default();
         let mut pages = self.begin(range, ChangeFeedStartFrom::Now, options).await?;
-        for _ in 0..self.parts(range).await? {
+        let parts = self.ranges(false).await?;
+        for _ in 0..parts.iter().filter(|other| other.overlaps(range)).count().max(1) {
             let page = pages.next().await;
             page.transpose().map_err(failed(READ))?;
         }
-        token(&pages)
+        token_of(&pages)
     }
 }
 
-fn token(pages: &Pages) -> Result<String> {
+/// Names a place of a range among the pages that were read ahead.
+fn ahead(range: &FeedRange, token: Option<&str>) -> String {
+    format!("{range} {}", token.unwrap_or_default())
+}
+
+fn token_of(pages: &Pages) -> Result<String> {
     let token =
         pages.to_continuation_token().map_err(failed("note the place in the change feed"))?;
     Ok(token.as_str().to_owned())
@@ -186,15 +228,21 @@ struct Handing<'a> {
 }
 
 impl Handing<'_> {
-    /// Takes a page's events; where to go on, and whether the limits were met before its end.
-    fn take(&mut self, page: Page, from: &Place) -> Result<(At, bool)> {
+    /// Takes a page's events, with what follows it of its last batch; where to go on.
+    fn take(&mut self, page: Page, rest: Vec<Value>, from: &Place) -> Result<At> {
         let inner = &self.store.inner;
         let mut at = At::token(&inner.container_rid, page.before);
         (at.ordinal, at.seconds) = (from.ordinal(), from.seconds());
         let passed = from.passed();
-        let mut met = BTreeSet::new();
+        let (mut met, mut ahead) = (BTreeSet::new(), Passed::default());
         at.passed = passed.clone();
-        for document in page.documents.into_iter().filter(is_event) {
+        rest.iter().filter(|rest| is_event(rest)).for_each(|rest| {
+            ahead.insert(Passed::mark(rest));
+        });
+        let mut documents = page.documents;
+        documents.extend(rest);
+        in_order(&mut documents);
+        for document in documents.into_iter().filter(is_event) {
             let mark = Passed::mark(&document);
             met.insert(mark);
             if passed.has(mark) {
@@ -209,7 +257,7 @@ impl Handing<'_> {
             let full = self.entries.len() >= self.limit.records
                 || (!self.entries.is_empty() && self.bytes + cost > self.limit.bytes);
             if full {
-                return Ok((at, true));
+                return Ok(at);
             }
             self.bytes += cost;
             self.entries.push(entry);
@@ -218,10 +266,11 @@ impl Handing<'_> {
         at.token = page.after;
         // What this page did not have is met by a later one: pages may be smaller than they were.
         at.passed = passed.without(&met);
-        if page.last || at.passed.len() > MAX_CARRIED {
+        if !page.full || at.passed.len() > MAX_CARRIED {
             at.passed = Passed::default();
         }
-        Ok((at, false))
+        at.passed.extend(&ahead);
+        Ok(at)
     }
 }
 
@@ -249,20 +298,31 @@ impl Feed for CosmosStore {
     ) -> Result<FeedPage> {
         let (range, from) = self.range_and_place(partition, after)?;
         // One that was split is read no further: its successors begin where it stands.
-        if let Some(ended) = self.successors(&range, after).await? {
-            let position = after.clone();
-            return Ok(FeedPage { entries: Vec::new(), position, ended: Some(ended) });
+        let ended =
+            |ended| FeedPage { entries: Vec::new(), position: after.clone(), ended: Some(ended) };
+        if let Some(successors) = self.successors(&range, after).await? {
+            return Ok(ended(successors));
         }
-        let most = u32::try_from(limit.records).unwrap_or(u32::MAX).min(self.inner.max_items);
-        let most = NonZeroU32::new(most).unwrap_or(NonZeroU32::MIN);
-        let mut pages = self.pages(&range, &from, most).await?;
-        let mut handing = Handing { store: self, limit, entries: Vec::new(), bytes: 0 };
-        let Some(page) = self.next_page(&range, &mut pages, most).await? else {
+        let token = match &from {
+            Place::Start => None,
+            Place::At(at) => Some(at.token.as_str()),
+        };
+        let page = self.changes(&range, token).await?;
+        let rest = match &page {
+            Some(page) => self.rest(&range, page).await?,
+            None => Vec::new(),
+        };
+        // The library may have heard of a split just now, and given a part's page alone.
+        if let Some(successors) = self.successors(&range, after).await? {
+            return Ok(ended(successors));
+        }
+        let Some(page) = page else {
             let position = after.clone();
             return Ok(FeedPage { entries: Vec::new(), position, ended: None });
         };
         self.look_for_expired(partition, &page).await?;
-        let (at, _) = handing.take(page, &from)?;
+        let mut handing = Handing { store: self, limit, entries: Vec::new(), bytes: 0 };
+        let at = handing.take(page, rest, &from)?;
         Ok(FeedPage { entries: handing.entries, position: at.write()?, ended: None })
     }
 
@@ -280,6 +340,6 @@ impl Feed for CosmosStore {
         })?;
         let start = ChangeFeedStartFrom::PointInTime(start);
         let pages = self.begin(&range, start, ChangeFeedOptions::default()).await?;
-        At::token(&self.inner.container_rid, token(&pages)?).write()
+        At::token(&self.inner.container_rid, token_of(&pages)?).write()
     }
 }

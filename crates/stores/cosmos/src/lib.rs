@@ -72,6 +72,8 @@ struct Inner {
     seen: leases::Seen,
     /// What the database said of its time.
     clock: advice::ClockSeen,
+    /// Pages of the change feed that were read ahead.
+    ahead: feed::Ahead,
     /// What was seen of the events' numbers.
     expired: expired::Expired,
 }

@@ -77,6 +77,10 @@ impl Passed {
         self.0.insert(mark);
     }
 
+    pub(crate) fn extend(&mut self, others: &Self) {
+        self.0.extend(&others.0);
+    }
+
     /// Those that are not among `met`.
     pub(crate) fn without(&self, met: &BTreeSet<u64>) -> Self {
         Self(self.0.difference(met).copied().collect())

@@ -15,7 +15,9 @@ use postrider_core::{
 use serde_json::{Value, json};
 use uuid::Uuid;
 
-use crate::support::{CONTAINER, DATABASE, WHOLE, World, read_from};
+use postrider_store_cosmos::CosmosStore;
+
+use crate::support::{CONTAINER, DATABASE, WHOLE, World, config, read_from};
 
 fn whole() -> PartitionId {
     PartitionId::new("00-FF").expect("a valid name")
@@ -109,6 +111,30 @@ async fn events_of_one_batch_come_by_their_numbers() {
         .map(|data| data["n"].clone())
         .collect();
     assert_eq!(order, [json!(1), json!(2), json!(3)]);
+}
+
+/// A page may end in the middle of a batch, whose events stand in no order: they come by their
+/// numbers all the same, and reading goes on exactly after each of them.
+#[tokio::test]
+async fn a_batch_that_a_page_cuts_comes_by_its_numbers() {
+    let world = World::new(1).await;
+    for batch in 0..12u64 {
+        let events: Vec<_> = (0..5).map(|i| event("k", batch * 5 + i)).collect();
+        world.append(&events).await;
+    }
+    for (items, records) in [(1, 100), (2, 1), (3, 2), (4, 100), (7, 3)] {
+        // Another process, that knows nothing of the numbers before.
+        let mut config = config(&world.account);
+        config.max_items = items;
+        let store = CosmosStore::open(&config).await.expect("the store opens");
+        let limit = BatchLimit { records, ..WHOLE };
+        let (all, _, _) = read_from(&store, &whole(), &Position::START, limit).await;
+        assert_eq!(numbers(&all), (0..60).collect::<Vec<_>>(), "by {items}, {records}");
+        for (i, record) in all.iter().enumerate().step_by(7) {
+            let (rest, _, _) = read_from(&store, &whole(), &record.position, limit).await;
+            assert_eq!(numbers(&rest), (i as u64 + 1..60).collect::<Vec<_>>(), "after {i}");
+        }
+    }
 }
 
 /// A range that is split ends for each of its readers just where it stands, also within a page;
