@@ -12,6 +12,7 @@
 mod address;
 mod certificate;
 pub mod cosmos;
+pub mod cosmos_sdk;
 mod error;
 mod folder;
 pub mod kafka;

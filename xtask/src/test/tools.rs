@@ -11,7 +11,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 use postrider_servers::{
-    kafka, nats, pgbouncer, postgres::Version, rabbitmq, redis, servicebus_sdk::Sdk,
+    cosmos_sdk, kafka, nats, pgbouncer, postgres::Version, rabbitmq, redis, servicebus_sdk::Sdk,
 };
 
 use super::sdks;
@@ -110,7 +110,8 @@ fn install_packages() -> Result<Vec<&'static str>> {
     }
     let has_newer = Version::V18.programs().is_ok() && nats::Version::New.program().is_ok();
     let has_clients = has_pika() && redis::has_python_packages() && kafka::has_python_packages();
-    let has_all = has_newer && has_clients && Sdk::Python.program().is_ok();
+    let has_sdks = Sdk::Python.program().is_ok() && cosmos_sdk::Sdk::Python.program().is_ok();
+    let has_all = has_newer && has_clients && has_sdks;
     if !has_all && !has_virtual_environments() {
         missing.push("python3-venv");
     }
