@@ -5,7 +5,7 @@
 //! Invariant: exit code 0 means that every promise was kept in every schedule.
 
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command as Process, ExitCode};
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use anyhow::{Context, Result, ensure};
 use clap::{Parser, Subcommand};
 use postrider_faults::campaign::{self, Campaign};
 use postrider_faults::schedule::{SinkKind, SourceKind, generator};
-use postrider_faults::{takeover, writer};
+use postrider_faults::{outage, takeover, writer};
 use rustix::mount::{MountFlags, mount};
 
 /// Set in the process that has a mount namespace of its own.
@@ -24,6 +24,12 @@ const SMOKE_OF_BROKERS: [u64; 3] = [1, 9, 10];
 /// Schedules per source and sink in the smoke test, evenly spread: with each sink other themes.
 const SMOKE_SCHEDULES: u64 = 4;
 
+/// What an outage can be measured of.
+const BROKERS: [SinkKind; 3] = [SinkKind::Nats, SinkKind::Rabbitmq, SinkKind::Redis];
+/// A short outage, in the smoke test.
+const SMOKE_OUTAGE: Duration = Duration::from_secs(2);
+const SMOKE_BACKLOG: u64 = 2_000;
+
 const EXAMPLES: &str = "Examples:
   cargo xtask faults --smoke
   cargo xtask faults --source postgres-feed --sink webhook --schedules 300 --seed 7 --json
@@ -33,7 +39,8 @@ const EXAMPLES: &str = "Examples:
   cargo xtask faults --source sqlite --sink servicebus --schedules 100       against the emulator
   cargo xtask faults --source postgres-wal --sink nats --schedules 100       against a real server;
                                                                              also rabbitmq, redis
-  cargo xtask faults takeover";
+  cargo xtask faults takeover
+  cargo xtask faults outage --sink nats --seconds 60 --events 100000";
 
 /// Runs the real relay under injected faults and judges what arrived.
 #[derive(Parser)]
@@ -90,6 +97,25 @@ enum Command {
         /// How often each is measured
         #[arg(long, default_value_t = 9)]
         rounds: usize,
+        /// Print a line of JSON per figure
+        #[arg(long)]
+        json: bool,
+        /// The relay's binary; beside this one when left out
+        #[arg(long)]
+        postrider: Option<PathBuf>,
+    },
+    /// Lets a broker be away while a backlog grows: attempts, log lines, memory, and how soon
+    /// everything is delivered once it is back
+    Outage {
+        /// The broker; each of them, one after the other, when left out
+        #[arg(long, value_enum)]
+        sink: Option<SinkKind>,
+        /// How long it is away, in seconds
+        #[arg(long, default_value_t = 60)]
+        seconds: u64,
+        /// How many events are appended meanwhile
+        #[arg(long, default_value_t = 100_000)]
+        events: u64,
         /// Print a line of JSON per figure
         #[arg(long)]
         json: bool,
@@ -198,8 +224,38 @@ fn run(cli: Cli) -> Result<ExitCode> {
             ensure!(rounds > 0, "--rounds is 0; measure at least once");
             takeover::run(&binary(postrider)?, rounds, json)
         }
+        Some(Command::Outage { sink, seconds, events, json, postrider }) => {
+            ensure!(seconds > 0 && events > 0, "--seconds and --events: give at least 1");
+            let sinks = sink.map_or(BROKERS.to_vec(), |sink| vec![sink]);
+            let length = Duration::from_secs(seconds);
+            outages(&sinks, length, events, true, json, &binary(postrider)?)
+        }
         None => schedules(&cli.schedules),
     }
+}
+
+/// Measures an outage of each broker, one after the other.
+fn outages(
+    sinks: &[SinkKind],
+    length: Duration,
+    events: u64,
+    judges_times: bool,
+    json: bool,
+    binary: &Path,
+) -> Result<ExitCode> {
+    let mut met = true;
+    for sink in sinks {
+        let figures =
+            outage::run(outage::Plan { sink: *sink, length, events, judges_times }, binary);
+        for figure in figures.with_context(|| format!("an outage of {sink}"))? {
+            met &= figure.met;
+            match json {
+                true => println!("{}", figure.json()),
+                false => eprintln!("{}", figure.text()),
+            }
+        }
+    }
+    Ok(if met { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 fn binary(given: Option<PathBuf>) -> Result<PathBuf> {
@@ -228,6 +284,10 @@ fn schedules(args: &Schedules) -> Result<ExitCode> {
         if sum.exit_code() != ExitCode::SUCCESS {
             code = ExitCode::FAILURE;
         }
+    }
+    if args.smoke {
+        let met = outages(&BROKERS, SMOKE_OUTAGE, SMOKE_BACKLOG, false, false, &binary)?;
+        code = if met == ExitCode::SUCCESS { code } else { met };
     }
     Ok(code)
 }
@@ -258,8 +318,7 @@ fn smoke() -> Vec<(SourceKind, SinkKind, Vec<u64>)> {
         })
     });
     // A sink in trouble is the same trouble from every source.
-    let brokers = [SinkKind::Nats, SinkKind::Rabbitmq, SinkKind::Redis];
-    let brokers = brokers.map(|sink| (SourceKind::Sqlite, sink, SMOKE_OF_BROKERS.to_vec()));
+    let brokers = BROKERS.map(|sink| (SourceKind::Sqlite, sink, SMOKE_OF_BROKERS.to_vec()));
     usual.chain(brokers).collect()
 }
 

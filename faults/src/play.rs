@@ -25,7 +25,7 @@ use crate::cluster::Templates;
 use crate::deliveries::{Arrived, Mark};
 use crate::lines;
 use crate::receiver::Receiver;
-use crate::relays::{Setup, Target};
+use crate::relays::{QUICK_RETRIES, Setup, Target};
 use crate::schedule::{LEASE_TTL, Outage, Schedule, SinkKind, generator};
 use crate::stage::Stage;
 use crate::verdict::{Accounts, Judgement, judge};
@@ -221,6 +221,7 @@ fn setup(
         lease_ttl: LEASE_TTL,
         retention: schedule.retention,
         clock,
+        retries: QUICK_RETRIES,
     }
 }
 

@@ -103,7 +103,12 @@ pub struct Setup {
     pub retention: Option<Duration>,
     /// The wall clock that they see, if it can be moved.
     pub clock: Option<MovedClock>,
+    /// What each sink is told of retries.
+    pub retries: &'static str,
 }
+
+/// Retries that fit into a schedule.
+pub const QUICK_RETRIES: &str = "base_delay = \"20ms\"\nmax_delay = \"300ms\"\n";
 
 /// A named place and the passage at which to die there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -168,11 +173,8 @@ impl Setup {
             ),
             Target::Broker { settings } => settings.clone(),
         };
-        let from = self.source.from();
-        format!(
-            "\n[[sink]]\nname = \"{name}\"\n{from}{more}base_delay = \"20ms\"\n\
-             max_delay = \"300ms\"\n"
-        )
+        let (from, retries) = (self.source.from(), self.retries);
+        format!("\n[[sink]]\nname = \"{name}\"\n{from}{more}{retries}")
     }
 
     /// Starts a relay in `slot`.
@@ -223,6 +225,27 @@ impl Relay {
     /// Its process id, which is part of the name under which it holds leases.
     pub fn process_id(&self) -> u32 {
         self.child.id()
+    }
+
+    /// How many lines it has logged.
+    ///
+    /// # Errors
+    /// When its log can't be read.
+    pub fn log_lines(&self) -> Result<usize> {
+        let log = std::fs::read(&self.log).context("read a relay's log")?;
+        Ok(log.iter().filter(|byte| **byte == b'\n').count())
+    }
+
+    /// Its peak resident memory so far, in KiB, as Linux counts it.
+    ///
+    /// # Errors
+    /// When it is gone.
+    pub fn peak_memory_kib(&self) -> Result<u64> {
+        let path = format!("/proc/{}/status", self.process_id());
+        let status = std::fs::read_to_string(path).context("read a relay's status")?;
+        let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+        let kib = peak.context("the system does not tell the peak memory")?;
+        kib.trim().trim_end_matches(" kB").parse().context("read a relay's peak memory")
     }
 
     /// Whether it has come so far that a signal to stop is heard.

@@ -18,13 +18,13 @@ use postrider_core::limits::LEASE_TTL_MS;
 use postrider_core::{Key, key_hash};
 use postrider_store_sqlite::rusqlite::Connection;
 use rustix::process::Signal;
-use serde::Serialize;
 
 use crate::allowance::Incidents;
 use crate::cluster::Templates;
+use crate::figure::Figure;
 use crate::lines;
 use crate::play::accounts;
-use crate::relays::{Relay, Setup, Target};
+use crate::relays::{QUICK_RETRIES, Relay, Setup, Target};
 use crate::schedule::{Schedule, SinkKind, SourceKind, generator};
 use crate::verdict::judge;
 use crate::world::sqlite::connect;
@@ -130,11 +130,8 @@ impl Measured {
             );
             return;
         }
-        let line = |figure: &str, value: f64, unit: &str, goal: f64| {
-            let (baseline, ratio, met) = ((), (), value <= goal);
-            let bench = "takeover";
-            let line = Line { bench, figure, value, unit, baseline, ratio, goal, met };
-            println!("{}", serde_json::to_string(&line).expect("numbers and texts serialise"));
+        let line = |figure: &str, value: f64, unit: &'static str, goal: f64| {
+            println!("{}", Figure::at_most("takeover", figure, value, unit, Some(goal)).json());
         };
         let name = self.departure.name();
         let which = if self.departure == Departure::Killed { "worst" } else { "median" };
@@ -143,19 +140,6 @@ impl Measured {
             line(&format!("{name} duplicates"), self.duplicates as f64, "events", 0.0);
         }
     }
-}
-
-/// One figure, in the form that every benchmark prints; its goal is absolute, without a baseline.
-#[derive(Serialize)]
-struct Line<'a> {
-    bench: &'a str,
-    figure: &'a str,
-    value: f64,
-    unit: &'a str,
-    baseline: (),
-    ratio: (),
-    goal: f64,
-    met: bool,
 }
 
 fn ms(duration: Duration) -> f64 {
@@ -185,6 +169,7 @@ fn measure(departure: Departure, binary: &Path, rounds: usize) -> Result<Measure
         lease_ttl: LEASE_TTL,
         retention: None,
         clock: None,
+        retries: QUICK_RETRIES,
     };
     let stop = AtomicBool::new(false);
     let mut relays = Vec::new();

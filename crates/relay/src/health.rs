@@ -17,6 +17,9 @@ use postrider_core::{Attempt, ErrorKind, Jitter, Key, Reaction, RetryPolicy, rea
 
 /// One or two troubled keys are their own trouble; a third in a row is the sink's.
 const OUTAGE_KEYS: usize = 3;
+/// Longest wait of an open circuit that nobody asked for: a sink that is back is found so soon,
+/// with whatever waited for it meanwhile, and one call costs it nothing.
+const LONGEST_WAIT: Duration = Duration::from_secs(4);
 
 #[derive(Debug, Default)]
 pub(crate) struct Health {
@@ -67,7 +70,8 @@ impl Health {
             return;
         }
         self.open_failures = self.open_failures.saturating_add(1);
-        let endless = RetryPolicy { max_attempts: u32::MAX, ..policy.clone() };
+        let max_delay = policy.max_delay.min(LONGEST_WAIT);
+        let endless = RetryPolicy { max_attempts: u32::MAX, max_delay, ..policy.clone() };
         let attempt = Attempt(self.open_failures.min(u32::MAX - 1));
         if let Reaction::RetryAfter(wait) = react(kind, attempt, &endless, jitter) {
             // Full jitter may give next to nothing; an open circuit waits at least a little.
@@ -125,6 +129,25 @@ mod tests {
         assert_eq!(health.opens_at(), Some(Duration::from_millis(1_300)), "the wait doubles");
         health.succeeded(1);
         assert_eq!(health.allowed(Duration::from_millis(1_101), 8), 8);
+    }
+
+    #[test]
+    fn a_long_outage_is_looked_at_every_few_seconds_unless_the_sink_asks_for_more() {
+        let mut health = Health::default();
+        let mut now = Duration::ZERO;
+        for n in 0..40 {
+            for key in ["a", "b", "c"] {
+                fail(&mut health, key, u64::try_from(now.as_millis()).expect("small"));
+            }
+            let next = health.opens_at().expect("open");
+            assert!(next - now <= LONGEST_WAIT, "{n}");
+            now = next;
+        }
+        let asked = Duration::from_secs(60);
+        let kind = ErrorKind::Throttled { retry_after: Some(asked) };
+        let key = Key::new("a").expect("valid");
+        health.failed(&key, kind, &RetryPolicy::default(), Jitter::NONE, now);
+        assert!(health.opens_at().expect("open") >= now + asked);
     }
 
     #[test]

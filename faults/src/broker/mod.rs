@@ -29,7 +29,7 @@ use postrider_conformance::sink::Delivered;
 use postrider_servers::proxy::{Direction, Proxy};
 
 use crate::deliveries::{Arrived, Delivery, Mark, Place};
-use crate::schedule::{Outage, Schedule, SinkKind};
+use crate::schedule::{Outage, Schedule, SinkKind, SourceKind};
 use doubt::Doubts;
 
 /// Nobody listens there.
@@ -69,6 +69,9 @@ trait Server: Send {
 
     /// The settings of a sink that reaches it through this port of the loopback interface.
     fn settings(&self, port: u16) -> String;
+
+    /// More of them, with which a schedule's faults show soon.
+    fn hurry(&self) -> &'static str;
 
     /// Ends it in order.
     fn stop(&mut self) -> Result<()>;
@@ -138,11 +141,32 @@ impl Broker {
             }
         };
         server.take(usually)?;
-        let proxy = Proxy::start(server.address()).context("start a proxy")?;
+        let broker = Self::before(server, usually, schedule.index)?;
         // More than the largest event has, so that each comes through some time.
         let cut_after = 2 * schedule.largest_payload() as u64;
-        proxy.cut_after(Some((Direction::ToServer, cut_after)));
-        let (settings, nature) = (server.settings(proxy.port()), server.nature());
+        broker.shared.proxy.cut_after(Some((Direction::ToServer, cut_after)));
+        Ok(broker)
+    }
+
+    /// Starts one whose way is not disturbed until somebody asks for it, with the settings that
+    /// users have.
+    ///
+    /// # Errors
+    /// As [`start`](Self::start).
+    pub fn calm(sink: SinkKind) -> Result<Self> {
+        let mut schedule = Schedule::derive(0, 0, SourceKind::Sqlite, sink);
+        schedule.moods.refused_one_in = 0;
+        let mut broker = Self::start(&schedule, sink)?;
+        broker.shared.proxy.cut_after(None);
+        broker.settings = lock(&broker.shared.server).settings(broker.shared.proxy.port());
+        Ok(broker)
+    }
+
+    /// A proxy and a thread before a server.
+    fn before(server: Box<dyn Server>, usually: Takes, index: u64) -> Result<Self> {
+        let proxy = Proxy::start(server.address()).context("start a proxy")?;
+        let settings = server.settings(proxy.port()) + server.hurry();
+        let nature = server.nature();
         let shared = Arc::new(Shared {
             server: Mutex::new(server),
             proxy,
@@ -154,7 +178,7 @@ impl Broker {
         let thread = std::thread::Builder::new().name("broker".to_owned());
         let own = Arc::clone(&shared);
         let thread = thread.spawn(move || own.work(&todo)).context("start a thread")?;
-        let turns = [schedule.index, schedule.index].map(AtomicU64::new);
+        let turns = [index, index].map(AtomicU64::new);
         Ok(Self { shared, settings, nature, turns, jobs: Some(jobs), thread: Some(thread) })
     }
 
@@ -220,6 +244,14 @@ impl Broker {
     /// This moment; none while the server can't tell, which is while it takes nothing.
     pub fn mark(&self) -> Option<Mark> {
         self.shared.count().map(Mark::Count)
+    }
+
+    /// How many events the server holds.
+    ///
+    /// # Errors
+    /// When it does not answer.
+    pub fn held_now(&self) -> Result<u64> {
+        lock(&self.shared.server).count()
     }
 
     /// From now on everything is taken and confirmed.

@@ -74,9 +74,12 @@ impl Server for Stream {
     fn settings(&self, port: u16) -> String {
         format!(
             "kind = \"nats\"\nservers = [\"nats://127.0.0.1:{port}\"]\n\
-             subject = \"events.{{topic}}\"\nstream = \"{STREAM}\"\ntimeout_ms = 1500\n\
-             connect_timeout_ms = 1500\n"
+             subject = \"events.{{topic}}\"\nstream = \"{STREAM}\"\n"
         )
+    }
+
+    fn hurry(&self) -> &'static str {
+        "timeout_ms = 1500\nconnect_timeout_ms = 1500\n"
     }
 
     fn stop(&mut self) -> Result<()> {

@@ -29,7 +29,7 @@ use crate::schedule::Schedule;
 const EXCHANGE: &str = "events";
 const QUEUE: &str = "events";
 const ANY_KEY: &str = "#";
-/// Of one relay's sink (`in_flight`): few, so that little is in doubt.
+/// Of one relay's sink (`in_flight`, in a hurry): few, so that little is in doubt.
 const UNDER_WAY: u64 = 16;
 /// The largest message that the server takes while it refuses: about one event in a hundred is
 /// larger.
@@ -110,9 +110,12 @@ impl Server for Queue {
     fn settings(&self, port: u16) -> String {
         format!(
             "kind = \"rabbitmq\"\nservers = [\"amqp://guest:guest@127.0.0.1:{port}\"]\n\
-             exchange = \"{EXCHANGE}\"\nin_flight = {UNDER_WAY}\ntimeout_ms = 3000\n\
-             connect_timeout_ms = 3000\n"
+             exchange = \"{EXCHANGE}\"\n"
         )
+    }
+
+    fn hurry(&self) -> &'static str {
+        "in_flight = 16\ntimeout_ms = 3000\nconnect_timeout_ms = 3000\n"
     }
 
     fn stop(&mut self) -> Result<()> {

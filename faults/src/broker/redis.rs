@@ -78,8 +78,12 @@ impl Server for Stream {
         let login = if self.limited { "relay:relay@" } else { "" };
         format!(
             "kind = \"redis\"\nurl = \"redis://{login}127.0.0.1:{port}\"\nstream = \"{STREAM}\"\n\
-             seen_for_ms = 3600000\ntimeout_ms = 1500\nconnect_timeout_ms = 1500\n"
+             seen_for_ms = 3600000\n"
         )
+    }
+
+    fn hurry(&self) -> &'static str {
+        "timeout_ms = 1500\nconnect_timeout_ms = 1500\n"
     }
 
     fn stop(&mut self) -> Result<()> {

@@ -35,9 +35,17 @@ fn impossible_flags_are_refused() {
 #[test]
 fn help_tells_of_every_way_to_run_it() {
     let text = String::from_utf8_lossy(&faults(&["--help"]).stdout).into_owned();
-    for part in
-        ["--schedules", "--seed", "--only", "--smoke", "--json", "takeover", "--source", "--events"]
-    {
+    for part in [
+        "--schedules",
+        "--seed",
+        "--only",
+        "--smoke",
+        "--json",
+        "takeover",
+        "outage",
+        "--source",
+        "--events",
+    ] {
         assert!(text.contains(part), "{part}");
     }
     assert!(text.contains("--source postgres-feed --sink webhook --schedules 300"), "an example");
