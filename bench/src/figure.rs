@@ -84,10 +84,19 @@ impl Report {
 
     /// A figure whose goal is its ratio to a baseline, from alternating pairs.
     pub(crate) fn ratio(&mut self, figure: &str, pairs: &[(f64, f64)], unit: &str, goal: Goal) {
+        self.pairs(figure, pairs, unit, Some(goal));
+    }
+
+    /// A ratio that is told and not judged.
+    pub(crate) fn ratio_without_goal(&mut self, figure: &str, pairs: &[(f64, f64)], unit: &str) {
+        self.pairs(figure, pairs, unit, None);
+    }
+
+    fn pairs(&mut self, figure: &str, pairs: &[(f64, f64)], unit: &str, goal: Option<Goal>) {
         let values = Samples(pairs.iter().map(|(value, _)| *value).collect());
         let baseline = Samples(pairs.iter().map(|(_, base)| *base).collect());
         let ratios = Samples(pairs.iter().map(|(value, base)| value / base).collect());
-        self.print(figure, &values, unit, Some((baseline.median(), ratios)), Some(goal));
+        self.print(figure, &values, unit, Some((baseline.median(), ratios)), goal);
     }
 
     fn print(

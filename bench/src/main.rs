@@ -1,13 +1,14 @@
 //! Benchmarks of Postrider: `cargo xtask bench NAME`.
 //!
 //! What lives here: the command line. What does not: how figures are judged (`figure.rs`) and what
-//! is measured (`relay/`, `postgres/`, `wal/`, `servicebus.rs`).
+//! is measured (`relay/`, `postgres/`, `wal/`, `servicebus.rs`, `sinks/`).
 //! Invariant: a goal is judged on a median, and a ratio's baseline is taken in the same run.
 
 mod figure;
 mod postgres;
 mod relay;
 mod servicebus;
+mod sinks;
 mod wal;
 mod world;
 
@@ -57,6 +58,9 @@ enum Bench {
     /// Azure Service Bus as a sink, against the emulator: batches by session against one message
     /// awaited after another, and with latency added.
     Servicebus,
+    /// NATS JetStream, RabbitMQ and Redis Streams as sinks: a relay from memory against the same
+    /// client library that sends the same messages in a tight loop; round trips.
+    Sinks,
     /// Part of `relay`: drains a database and prints its own peak memory.
     #[command(hide = true)]
     Drain {
@@ -93,6 +97,11 @@ fn main() -> Result<std::process::ExitCode> {
         Bench::Servicebus => {
             let mut report = Report::new("servicebus", cli.json, cli.figure);
             servicebus::run(&mut report, cli.runs, cli.smoke)?;
+            Ok(report.end(cli.check && !cli.smoke))
+        }
+        Bench::Sinks => {
+            let mut report = Report::new("sinks", cli.json, cli.figure);
+            sinks::run(&mut report, cli.runs, cli.smoke)?;
             Ok(report.end(cli.check && !cli.smoke))
         }
         Bench::WalDrain(args) => {

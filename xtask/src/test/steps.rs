@@ -56,7 +56,11 @@ pub(super) const STEPS: &[Step] = &[
     tests("test", "unit and integration tests", test),
     tests("doctest", "the examples in the documentation", doctest),
     tests("blocks", "the shell commands and the SQL in the pages", blocks::run),
-    tests("faults", "a few schedules of faults with each sink", fault_smoke),
+    tests(
+        "faults",
+        "a few schedules of faults with each sink, and brokers that are away",
+        fault_smoke,
+    ),
     tests("sim", "a hundred seeded worlds", sim_smoke),
     check("bench", "every benchmark runs (nothing is judged)", bench_smoke),
 ];
@@ -134,7 +138,7 @@ fn sim_smoke(workspace: &Workspace) -> Result<Outcome> {
 }
 
 fn bench_smoke(workspace: &Workspace) -> Result<Outcome> {
-    for bench in ["relay", "postgres-feed", "postgres-wal"] {
+    for bench in ["relay", "postgres-feed", "postgres-wal", "sinks"] {
         let ran = smoke(workspace, "bench", "postrider-bench", &[bench, "--smoke"])?;
         if !matches!(ran, Outcome::Passed(_)) {
             return Ok(ran);

@@ -11,6 +11,7 @@ mod encode;
 mod error;
 mod login;
 mod publish;
+mod singles;
 
 pub use config::{NatsConfig, Unroutable};
 pub use publish::Nats;

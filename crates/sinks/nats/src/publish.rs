@@ -7,6 +7,7 @@
 
 use std::collections::HashMap;
 use std::fmt;
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -27,6 +28,7 @@ use crate::connect::Link;
 use crate::encode::headers;
 use crate::error::{is_answer, publish_error, throttled};
 use crate::login::Login;
+use crate::singles::{Answer, End};
 
 /// Events in one call: enough to hide a round trip at full rate.
 const BATCH_RECORDS: usize = 512;
@@ -55,9 +57,9 @@ pub struct Nats {
     stream: Option<String>,
     encoder: Encoder,
     unroutable: Unroutable,
-    timeout: Duration,
+    pub(crate) timeout: Duration,
     link: Mutex<Connection>,
-    under_way: Semaphore,
+    pub(crate) under_way: Semaphore,
     /// The server's limit, once it was connected to; 0 before.
     max_payload: AtomicUsize,
     /// The stream's duplicate window in milliseconds, once it is known; 0 before.
@@ -141,9 +143,7 @@ impl Nats {
                     // The time ends the wait for a place too: the caller forgets a call that lasts.
                     match timeout_at(until, self.under_way.acquire()).await {
                         Ok(_permit) => self.send(link, record).await,
-                        Err(_) if first => Outcome::Failed(throttled(
-                            "too many events are under way to NATS; none of them ended in time",
-                        )),
+                        Err(_) if first => Outcome::Failed(crowded()),
                         Err(_) => Outcome::HeldBack,
                     }
                 }
@@ -156,15 +156,11 @@ impl Nats {
     }
 
     async fn send(&self, link: &Link, record: &Record) -> Outcome {
-        match self.acknowledged(link, record).await {
-            Ok(false) => Outcome::Confirmed,
-            Ok(true) => Outcome::Duplicate,
-            Err(error) => Outcome::Failed(error),
-        }
+        outcome(self.acknowledged(link, record).await)
     }
 
-    /// Sends one event and waits for its acknowledgement; `true` if the stream had it already.
-    async fn acknowledged(&self, link: &Link, record: &Record) -> Result<bool> {
+    /// The subject and the message of one event, which may be sent now.
+    pub(crate) fn message(&self, link: &Link, record: &Record) -> Result<(String, PublishMessage)> {
         let subject = self.subject.render(&record.event, Escape::Subject)?;
         if subject.len() > MAX_SUBJECT_BYTES {
             return Err(Error::permanent(format!(
@@ -175,30 +171,47 @@ impl Nats {
         }
         let message = self.encoder.encode(record);
         let headers = headers(record, &message, self.stream.as_deref())?;
-        let publish = PublishMessage::build().payload(message.body).headers(headers);
         if !link.is_up() {
             return Err(Error::transient("the connection to NATS was lost before the event left"));
         }
+        Ok((subject, PublishMessage::build().payload(message.body).headers(headers)))
+    }
+
+    /// Sends one event and waits for its acknowledgement; `true` if the stream had it already.
+    async fn acknowledged(&self, link: &Link, record: &Record) -> Result<bool> {
+        let (subject, publish) = self.message(link, record)?;
         let acknowledged =
             async { link.context().send_publish(subject.clone(), publish).await?.await };
-        let answer = tokio::select! {
-            biased;
-            answer = timeout(self.timeout, acknowledged) => answer,
-            () = link.down() => {
-                let lost = "the connection to NATS was lost; whether the stream has the event is \
-                            unknown";
-                return Err(link.unknown_fate(Error::transient(lost)));
-            }
-        };
+        let down = pin!(link.down());
+        let mut end = End::of(down);
+        match end.or(timeout(self.timeout, acknowledged)).await {
+            Some(answer) => self.judge(link, answer, &subject).await,
+            None => Err(lost(link)),
+        }
+    }
+
+    /// What an answer, or none in time, means; `true` if the stream had the event already.
+    pub(crate) async fn judge(&self, link: &Link, answer: Answer, subject: &str) -> Result<bool> {
         match answer {
             Ok(Ok(ack)) => {
                 link.answered();
                 Ok(ack.duplicate)
             }
-            Ok(Err(error)) if error.kind() != PublishErrorKind::TimedOut => {
-                self.refused(link, error, &subject).await
-            }
-            Ok(Err(_)) | Err(_) => {
+            Ok(Err(error)) => Err(self.failure(link, Some(error), subject).await),
+            Err(_) => Err(self.failure(link, None, subject).await),
+        }
+    }
+
+    /// What an answer that is no acknowledgement means, or none in time.
+    pub(crate) async fn failure(
+        &self,
+        link: &Link,
+        answer: Option<PublishError>,
+        subject: &str,
+    ) -> Error {
+        match answer.filter(|error| error.kind() != PublishErrorKind::TimedOut) {
+            Some(error) => self.refused(link, error, subject).await,
+            None => {
                 // A connection on which nothing at all was answered is not trusted again.
                 if link.is_silent_for(self.timeout) {
                     link.retire();
@@ -209,31 +222,29 @@ impl Nats {
                     self.timeout.as_millis()
                 );
                 // One stream alone may be silent.
-                Err(link.unknown_fate(throttled(silent)))
+                link.unknown_fate(throttled(silent))
             }
         }
     }
 
-    /// What an answer that is no acknowledgement means.
-    async fn refused(&self, link: &Link, error: PublishError, subject: &str) -> Result<bool> {
+    /// What a refusal means.
+    async fn refused(&self, link: &Link, error: PublishError, subject: &str) -> Error {
         match error.kind() {
             // A stream without a leader does not answer either; it must not park anything.
             PublishErrorKind::StreamNotFound => {
                 link.answered();
                 let parks = self.unroutable == Unroutable::Park && link.has_no(subject).await;
                 let how = if parks { Unroutable::Park } else { Unroutable::Retry };
-                Err(publish_error(error, subject, how))
+                publish_error(error, subject, how)
             }
-            PublishErrorKind::MaxPayloadExceeded => {
-                Err(publish_error(error, subject, self.unroutable))
-            }
+            PublishErrorKind::MaxPayloadExceeded => publish_error(error, subject, self.unroutable),
             _ => {
                 match is_answer(&error) {
                     true => link.answered(),
                     // The client has ended; nobody would tell about it.
                     false => link.retire(),
                 }
-                Err(publish_error(error, subject, self.unroutable))
+                publish_error(error, subject, self.unroutable)
             }
         }
     }
@@ -301,6 +312,25 @@ fn subject(text: &str) -> Result<Template> {
     Ok(template)
 }
 
+pub(crate) fn outcome(judged: Result<bool>) -> Outcome {
+    match judged {
+        Ok(false) => Outcome::Confirmed,
+        Ok(true) => Outcome::Duplicate,
+        Err(error) => Outcome::Failed(error),
+    }
+}
+
+/// The error of an event whose connection ended before its answer came.
+pub(crate) fn lost(link: &Link) -> Error {
+    let lost = "the connection to NATS was lost; whether the stream has the event is unknown";
+    link.unknown_fate(Error::transient(lost))
+}
+
+/// The error of an event that got no place among those under way.
+pub(crate) fn crowded() -> Error {
+    throttled("too many events are under way to NATS; none of them ended in time")
+}
+
 /// What the last attempt to connect came to.
 enum Connection {
     None,
@@ -314,7 +344,7 @@ fn again(error: &Error) -> Error {
 }
 
 /// A record's place in the call and what became of it.
-type Settled = (usize, Outcome);
+pub(crate) type Settled = (usize, Outcome);
 
 /// The records' places by key, each key's in order.
 fn by_key(records: &[Record]) -> Vec<Vec<usize>> {
@@ -372,10 +402,13 @@ impl Sink for Nats {
             Err(error) => return none_sent(records, &error),
         };
         let until = Instant::now() + batch.sending_time();
-        let chains = by_key(records).into_iter();
-        let chains = chains.map(|places| self.chain(&link, records, places, until));
-        let settled = join_all(chains).await;
-        let mut settled: Vec<Settled> = settled.into_iter().flatten().collect();
+        let (singles, chains): (Vec<_>, Vec<_>) =
+            by_key(records).into_iter().partition(|places| places.len() == 1);
+        let singles = singles.into_iter().flatten().collect();
+        let chains = chains.into_iter().map(|places| self.chain(&link, records, places, until));
+        let (mut settled, chains) =
+            tokio::join!(self.singles(&link, records, singles, until), join_all(chains));
+        settled.extend(chains.into_iter().flatten());
         settled.sort_unstable_by_key(|(place, _)| *place);
         settled.into_iter().map(|(_, outcome)| outcome).collect()
     }

@@ -1,9 +1,11 @@
--- Appends the events of one key in their order, up to the first that fails; one answer for each.
+-- Appends the events of some keys, each key's in their order up to the first that fails; one answer
+-- for each event.
 -- KEYS: for each event its stream, and then its seen key, unless seen keys are off.
 -- ARGV: how long a seen key lives in milliseconds (0: off), whether streams may be made (1),
---       and for each event how many texts its entry has, and the texts.
+--       and for each event how many texts its entry has, with a plus at a key's first event, and
+--       the texts.
 local seen_for, makes = ARGV[1], ARGV[2] == '1'
-local answers, key, at = {}, 1, 3
+local answers, key, at, failed = {}, 1, 3, false
 while at <= #ARGV do
   local first = at + 1
   local last = at + tonumber(ARGV[at])
@@ -12,6 +14,13 @@ while at <= #ARGV do
   if seen_for ~= '0' then
     seen = KEYS[key]
     key = key + 1
+  end
+  if string.byte(ARGV[at]) == 43 then
+    failed = false
+  end
+  if failed then
+    answer, seen = 'held back', nil
+  elseif seen then
     local set = redis.pcall('SET', seen, '', 'NX', 'PX', seen_for)
     if not set then
       answer = 'duplicate'
@@ -41,9 +50,7 @@ while at <= #ARGV do
     end
   end
   answers[#answers + 1] = answer
-  if answer ~= 'new' and answer ~= 'duplicate' then
-    break
-  end
+  failed = answer ~= 'new' and answer ~= 'duplicate'
   at = last + 1
 end
 return answers

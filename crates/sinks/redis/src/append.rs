@@ -1,9 +1,9 @@
-//! One call of the script that appends a key's events.
+//! One call of the script that appends the events of some keys.
 //!
 //! What lives here: its arguments and its answers. What does not: when it is called (`publish.rs`),
 //! and what an error means (`error.rs`).
-//! Invariant: the script is one step of the server: of a call's events the first ones are appended,
-//! in order, and nothing of the others.
+//! Invariant: the script is one step of the server: of each key's events the first ones are
+//! appended, in order, and nothing of the others; what is wrong with one key keeps back no other.
 
 use bytes::Bytes;
 use postrider_core::EventId;
@@ -16,6 +16,9 @@ const SEEN_PREFIX: &str = "postrider:seen:";
 const NEW: &[u8] = b"new";
 const DUPLICATE: &[u8] = b"duplicate";
 const NO_STREAM: &[u8] = b"no stream";
+const HELD_BACK: &[u8] = b"held back";
+/// Marks a key's first event.
+const FIRST: &str = "+";
 
 /// What the server says of one event.
 #[derive(Debug, PartialEq, Eq)]
@@ -23,6 +26,8 @@ pub(crate) enum Answer {
     New,
     Duplicate,
     NoStream,
+    /// An earlier event of its key failed.
+    HeldBack,
     /// The text of an error, with its code first.
     Refused(String),
 }
@@ -33,6 +38,7 @@ impl From<Vec<u8>> for Answer {
             NEW => Self::New,
             DUPLICATE => Self::Duplicate,
             NO_STREAM => Self::NoStream,
+            HELD_BACK => Self::HeldBack,
             _ => Self::Refused(String::from_utf8_lossy(&text).into_owned()),
         }
     }
@@ -71,13 +77,14 @@ pub(crate) struct Call<'a> {
 }
 
 impl Call<'_> {
-    /// Adds an event with the fields of its entry.
-    pub(crate) fn add(&mut self, stream: &str, id: EventId, fields: &[Bytes]) {
+    /// Adds an event with the fields of its entry; `first` is its key's first in this call.
+    pub(crate) fn add(&mut self, stream: &str, id: EventId, fields: &[Bytes], first: bool) {
         self.invocation.key(stream);
         if self.remembers {
             self.invocation.key(format!("{SEEN_PREFIX}{stream}:{id}"));
         }
-        self.invocation.arg(fields.len());
+        let mark = if first { FIRST } else { "" };
+        self.invocation.arg(format!("{mark}{}", fields.len()));
         self.bytes += stream.len();
         for field in fields {
             self.bytes += field.len();
@@ -90,7 +97,7 @@ impl Call<'_> {
         self.bytes
     }
 
-    /// Sends it; the answers are those of the first events, up to one that failed.
+    /// Sends it; there is an answer for each event.
     pub(crate) async fn send(
         &self,
         connection: &mut MultiplexedConnection,

@@ -6,6 +6,7 @@
 //! that it did so within the duplicate window.
 
 mod append;
+mod bundle;
 mod config;
 mod connect;
 mod encode;

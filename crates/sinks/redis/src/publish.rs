@@ -3,10 +3,9 @@
 //! What lives here: `Redis`, its connection from call to call, and the way of a key's events. What
 //! does not: the mapping of answers to kinds (`error.rs`).
 //! Invariant: of one key at most one call of the script is under way at a time, and the script
-//! stops at the first event that fails, so that no later one is appended before it. Different keys
-//! don't wait for each other.
+//! stops at a key's first event that fails, so that no later one is appended before it. Different
+//! keys don't wait for each other's failures; those with few events share a call.
 
-use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -14,12 +13,13 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use futures_util::future::join_all;
-use postrider_core::{Capabilities, Chain, Error, Key, Outcome, Publish, Record, Result, Sink};
+use postrider_core::{Capabilities, Chain, Error, Outcome, Publish, Record, Result, Sink};
 use postrider_encoding::{Encoder, Escape, EventSource, Template};
 use tokio::sync::{Mutex, Semaphore, SemaphorePermit};
 use tokio::time::{Instant, timeout, timeout_at};
 
 use crate::append::{Answer, Append, Call};
+use crate::bundle::{bundles, by_key, dealt, piece};
 use crate::config::{RedisConfig, Unroutable};
 use crate::connect::{Link, UNDER_WAY};
 use crate::encode::fields;
@@ -34,7 +34,7 @@ use crate::look;
 const BATCH_RECORDS: usize = 512;
 /// Bytes in one call of the relay, and in one of the script unless a single event has more: while a
 /// script runs the server does nothing else.
-const BATCH_BYTES: usize = 4 << 20;
+pub(crate) const BATCH_BYTES: usize = 4 << 20;
 /// Calls of the relay at a time from one partition.
 const IN_FLIGHT: usize = 4;
 
@@ -180,6 +180,40 @@ impl Redis {
         }
     }
 
+    /// Sends the events of several keys in one call of the script; key by key if the server refuses
+    /// that as a whole.
+    async fn bundle(
+        &self,
+        link: Arc<Link>,
+        chains: Vec<Vec<&Record>>,
+        until: Instant,
+    ) -> Vec<Vec<Outcome>> {
+        if chains.len() > 1
+            && let Some(place) = self.place(until).await
+        {
+            let (call, streams, unfit) = self.call(&link, &chains);
+            if unfit.is_none() && link.is_up() {
+                match self.answers(&link, &call, &streams).await {
+                    Ok(answers) => {
+                        let outcomes = self.outcomes(&link, answers, &streams);
+                        return dealt(outcomes, &chains);
+                    }
+                    Err(Step::Settled(mut failed)) => {
+                        if let Some(Outcome::Failed(error)) = failed.pop() {
+                            return chains
+                                .iter()
+                                .map(|chain| first_failed(chain, &error))
+                                .collect();
+                        }
+                    }
+                    Err(Step::Refused(_)) => {}
+                }
+            }
+            drop(place);
+        }
+        join_all(chains.into_iter().map(|chain| self.chain(Arc::clone(&link), chain, until))).await
+    }
+
     /// A place among the calls under way, if one is free now or in time.
     async fn place(&self, until: Instant) -> Option<SemaphorePermit<'_>> {
         // A time that is over leaves none to a waiting that begins.
@@ -192,7 +226,7 @@ impl Redis {
 
     /// Sends some of a key's events in one call of the script.
     async fn step(&self, link: &Link, records: &[&Record]) -> Step {
-        let (call, streams, unfit) = self.call(link, records);
+        let (call, streams, unfit) = self.call(link, &[records]);
         let mut settled = Vec::with_capacity(records.len());
         if !streams.is_empty() {
             match self.answers(link, &call, &streams).await {
@@ -206,11 +240,16 @@ impl Redis {
         Step::Settled(settled)
     }
 
-    /// The call of some events with their streams, up to one that the sink itself refuses.
-    fn call(&self, link: &Link, records: &[&Record]) -> (Call<'_>, Vec<String>, Option<Error>) {
+    /// The call of some keys' events with their streams, up to one that the sink itself refuses.
+    fn call<'a>(
+        &self,
+        link: &Link,
+        chains: &[impl AsRef<[&'a Record]>],
+    ) -> (Call<'_>, Vec<String>, Option<Error>) {
         let mut call = self.append.call();
-        let mut streams = Vec::with_capacity(records.len());
-        for record in records {
+        let mut streams = Vec::new();
+        let chains = chains.iter().map(AsRef::as_ref);
+        for (at, record) in chains.flat_map(|chain| chain.iter().enumerate()) {
             let stream = match self.stream.render(&record.event, Escape::None) {
                 Ok(stream) => stream,
                 Err(error) => return (call, streams, Some(error)),
@@ -220,7 +259,7 @@ impl Redis {
             if let Some(limit) = link.max_text_bytes().filter(|limit| longest > *limit) {
                 return (call, streams, Some(too_large(longest, limit)));
             }
-            call.add(&stream, record.event.id(), &fields);
+            call.add(&stream, record.event.id(), &fields, at == 0);
             streams.push(stream);
         }
         (call, streams, None)
@@ -289,13 +328,14 @@ impl Redis {
         }
     }
 
-    /// What the answers mean, one for each event up to one that failed.
+    /// What the answers mean, one for each event.
     fn outcomes(&self, link: &Link, answers: Vec<Answer>, streams: &[String]) -> Vec<Outcome> {
         let mut outcomes = Vec::with_capacity(streams.len());
         for (answer, stream) in answers.into_iter().zip(streams) {
             outcomes.push(match answer {
                 Answer::New => Outcome::Confirmed,
                 Answer::Duplicate => Outcome::Duplicate,
+                Answer::HeldBack => Outcome::HeldBack,
                 Answer::NoStream => Outcome::Failed(unroutable(self.unroutable, stream)),
                 Answer::Refused(text) => {
                     if answer_tells_to_leave(&text) {
@@ -305,10 +345,10 @@ impl Redis {
                 }
             });
         }
-        if outcomes.len() < streams.len() && !outcomes.iter().any(is_failure) {
+        outcomes.resize_with(streams.len(), || {
             let text = "the server answered for fewer events than it was sent";
-            outcomes.push(Outcome::Failed(Error::transient(text)));
-        }
+            Outcome::Failed(Error::transient(text))
+        });
         outcomes
     }
 
@@ -334,14 +374,11 @@ impl Redis {
     }
 }
 
-/// How many of the first events go in one call of the script.
-fn piece(records: &[&Record], most: usize) -> usize {
-    let mut bytes = 0;
-    let fits = |record: &&&Record| {
-        bytes += record.event.cost_bytes();
-        bytes <= BATCH_BYTES
-    };
-    records.iter().take(most).take_while(fits).count().max(1)
+/// The outcomes of a key none of whose events were sent, as far as is known.
+fn first_failed(chain: &[&Record], error: &Error) -> Vec<Outcome> {
+    let mut outcomes = vec![Outcome::Failed(again(error))];
+    outcomes.resize_with(chain.len(), || Outcome::HeldBack);
+    outcomes
 }
 
 /// What the last attempt to connect came to.
@@ -386,20 +423,6 @@ fn none_sent(records: &[Record], error: &Error) -> Vec<Outcome> {
     outcomes
 }
 
-/// The records' places by key, each key's in order.
-fn by_key(records: &[Record]) -> Vec<Vec<usize>> {
-    let mut chains: Vec<Vec<usize>> = Vec::new();
-    let mut chain_of: HashMap<&Key, usize> = HashMap::with_capacity(records.len());
-    for (place, record) in records.iter().enumerate() {
-        let chain = *chain_of.entry(record.event.key()).or_insert_with(|| {
-            chains.push(Vec::new());
-            chains.len() - 1
-        });
-        chains[chain].push(place);
-    }
-    chains
-}
-
 impl fmt::Debug for Redis {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Redis({:?}, seen for {:?})", self.stream, self.seen_for)
@@ -432,14 +455,16 @@ impl Sink for Redis {
             Err(error) => return none_sent(records, &error),
         };
         let chains = by_key(records);
-        let sent = chains.iter().map(|places| {
-            let chain = places.iter().filter_map(|place| records.get(*place)).collect();
-            self.chain(Arc::clone(&link), chain, until)
-        });
+        let bundles = bundles(
+            chains
+                .iter()
+                .map(|places| places.iter().filter_map(|place| records.get(*place)).collect()),
+        );
+        let sent = bundles.into_iter().map(|own| self.bundle(Arc::clone(&link), own, until));
         let settled = join_all(sent).await;
         let places = chains.iter().flatten().copied();
         let mut settled: Vec<(usize, Outcome)> =
-            places.zip(settled.into_iter().flatten()).collect();
+            places.zip(settled.into_iter().flatten().flatten()).collect();
         settled.sort_unstable_by_key(|(place, _)| *place);
         settled.into_iter().map(|(_, outcome)| outcome).collect()
     }
