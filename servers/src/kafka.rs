@@ -3,8 +3,8 @@
 //! What lives here: finding the program, start, stop and kill. What does not: topics, which tests
 //! make. It keeps idempotent and transactional producers apart, fences, and refuses what is too
 //! large as Kafka does; it has no replicas, no TLS, no logins.
-//! Invariant: it listens on 127.0.0.1 alone, and what it has confirmed survives a stop. A kill
-//! loses what it has not written by itself within the last seconds.
+//! Invariant: it listens on 127.0.0.1 alone, and what it has confirmed survives a stop. A kill, and
+//! so the end of its keeper, loses what it has not written by itself within the last seconds.
 
 use std::fs::{self, File};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 
+use crate::certificate;
 use crate::error::{Error, Result, While};
 use crate::folder::{EndBy, Folder, Medium};
 use crate::programs;
@@ -22,7 +23,8 @@ use crate::programs;
 const PATIENCE: Duration = Duration::from_secs(20);
 const POLL: Duration = Duration::from_millis(5);
 const PORT_TRIES: usize = 20;
-/// The packages of PyPI that bring the broker, and the client with which the guide's consumer reads.
+/// The packages of PyPI that bring the broker, and the client with which the guide's consumer
+/// reads.
 pub const PYTHON_PACKAGES: &[&str] = &["noida-db==0.2.3", "confluent-kafka==2.16.1"];
 
 /// Where the broker's program is.
@@ -127,12 +129,18 @@ impl Kafka {
         }
     }
 
-    /// Stops it cleanly.
+    /// Stops it cleanly: first the service, which ends its connections before it saves, and then
+    /// the program. At its own end the program goes on confirming records that it no longer saves.
     ///
     /// # Errors
     ///
     /// If it does not end in time.
     pub fn stop(&mut self) -> Result<()> {
+        if self.process.is_some() {
+            let mut stop = programs::as_owner(&program()?);
+            stop.args(["stop", "kafka", "--data-dir", "data"]).current_dir(self.folder.path());
+            programs::finish("noida-db stop", &mut stop)?;
+        }
         self.end(Signal::TERM)
     }
 
@@ -159,6 +167,18 @@ impl Kafka {
     /// What clients connect to.
     pub fn address(&self) -> SocketAddr {
         (Ipv4Addr::LOCALHOST, self.port).into()
+    }
+
+    /// Makes an authority, and a certificate of it for `localhost` and 127.0.0.1: `authority.crt`,
+    /// `server.crt` and `server.key`, for what stands before the broker.
+    ///
+    /// # Errors
+    ///
+    /// If `openssl` is missing.
+    pub fn certificates(&self) -> Result<PathBuf> {
+        let folder = self.folder.path();
+        certificate::make(folder, &folder.join("authority.crt"))?;
+        Ok(folder.to_owned())
     }
 
     /// What it has logged since it was started last.

@@ -6,8 +6,16 @@
 
 #[cfg(feature = "jsonl")]
 mod jsonl;
+#[cfg(feature = "kafka")]
+mod kafka;
 mod log;
-#[cfg(any(feature = "nats", feature = "rabbitmq", feature = "redis", feature = "webhook"))]
+#[cfg(any(
+    feature = "kafka",
+    feature = "nats",
+    feature = "rabbitmq",
+    feature = "redis",
+    feature = "webhook"
+))]
 mod message;
 #[cfg(feature = "nats")]
 mod nats;
@@ -45,6 +53,7 @@ pub(crate) use log::{Log, LogMirror, LogStanding, MirrorConsumer, STATES};
 compile_error!("postrider needs a source: build with --features sqlite or postgres");
 #[cfg(not(any(
     feature = "jsonl",
+    feature = "kafka",
     feature = "nats",
     feature = "rabbitmq",
     feature = "redis",
@@ -52,8 +61,8 @@ compile_error!("postrider needs a source: build with --features sqlite or postgr
     feature = "webhook"
 )))]
 compile_error!(
-    "postrider needs a sink: build with --features jsonl, nats, rabbitmq, redis, servicebus or \
-     webhook"
+    "postrider needs a sink: build with --features jsonl, kafka, nats, rabbitmq, redis, servicebus \
+     or webhook"
 );
 
 /// What to do about missing or older tables.
@@ -123,6 +132,8 @@ pub(crate) const SINK_KINDS: &[Kind] = &[
     webhook::KIND,
     #[cfg(feature = "servicebus")]
     servicebus::KIND,
+    #[cfg(feature = "kafka")]
+    kafka::KIND,
     #[cfg(feature = "nats")]
     nats::KIND,
     #[cfg(feature = "rabbitmq")]
@@ -145,6 +156,8 @@ pub(crate) const ABSENT: &[(&str, &str)] = &[
     ("webhook", "webhook"),
     #[cfg(not(feature = "servicebus"))]
     ("servicebus", "servicebus"),
+    #[cfg(not(feature = "kafka"))]
+    ("kafka", "kafka"),
     #[cfg(not(feature = "nats"))]
     ("nats", "nats"),
     #[cfg(not(feature = "rabbitmq"))]
@@ -240,6 +253,8 @@ pub(crate) fn open_sink(config: &SinkConfig) -> Result<Arc<dyn Sink>, Problem> {
         webhook::NAME => webhook::open(config),
         #[cfg(feature = "servicebus")]
         servicebus::NAME => servicebus::open(config),
+        #[cfg(feature = "kafka")]
+        kafka::NAME => kafka::open(config),
         #[cfg(feature = "nats")]
         nats::NAME => nats::open(config),
         #[cfg(feature = "rabbitmq")]

@@ -53,6 +53,7 @@
 //! | `relay` | yes | [`relay`]: the relay and subscriptions |
 //! | `jsonl` | yes | [`sinks::jsonl`]: events as JSON lines |
 //! | `webhook` | no | [`sinks::webhook`](sinks): events as signed HTTP requests |
+//! | `kafka` | no | [`sinks::kafka`](sinks): events as records of Apache Kafka; built with C |
 //! | `nats` | no | [`sinks::nats`](sinks): events as messages of NATS JetStream |
 //! | `rabbitmq` | no | [`sinks::rabbitmq`](sinks): events as messages of RabbitMQ |
 //! | `redis` | no | [`sinks::redis`](sinks): events as entries of Redis streams |

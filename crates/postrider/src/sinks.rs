@@ -7,6 +7,9 @@
 #[cfg(feature = "jsonl")]
 #[doc(inline)]
 pub use postrider_sink_jsonl as jsonl;
+#[cfg(feature = "kafka")]
+#[doc(inline)]
+pub use postrider_sink_kafka as kafka;
 #[cfg(feature = "nats")]
 #[doc(inline)]
 pub use postrider_sink_nats as nats;

@@ -13,6 +13,8 @@ mod demo_browser;
 mod feed;
 mod harness;
 #[cfg(feature = "webhook")]
+#[cfg(feature = "kafka")]
+mod kafka;
 mod letters;
 #[cfg(feature = "nats")]
 mod nats;

@@ -1,0 +1,214 @@
+//! One producer, and its end.
+//!
+//! What lives here: making it, handing records to it, hearing what became of them, what the client
+//! says of the connection. What does not: its settings (`login.rs`) and what is sent
+//! (`publish.rs`).
+//! Invariant: a link that is retired takes no new event, and what it still holds is dropped at
+//! once: nothing of it is sent later, when its events may have been sent by others.
+
+use std::collections::HashSet;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread;
+
+use postrider_core::Result;
+use rdkafka::ClientConfig;
+use rdkafka::client::ClientContext;
+use rdkafka::config::{FromClientConfigAndContext, RDKafkaLogLevel};
+use rdkafka::error::{KafkaError, RDKafkaErrorCode};
+use rdkafka::message::{DeliveryResult, OwnedHeaders};
+use rdkafka::producer::{BaseRecord, Producer, ProducerContext, PurgeConfig, ThreadedProducer};
+use tokio::sync::oneshot;
+
+use crate::error::create_error;
+
+/// Most topics that a link remembers to exist.
+const MAX_KNOWN_TOPICS: usize = 4_096;
+
+/// What the broker, or the client, says of one record: nothing if it is confirmed.
+pub(crate) type Answer = std::result::Result<(), RDKafkaErrorCode>;
+
+/// A record on its way to the client.
+pub(crate) struct Letter<'a> {
+    pub(crate) topic: &'a str,
+    pub(crate) key: &'a str,
+    pub(crate) value: &'a [u8],
+    pub(crate) headers: OwnedHeaders,
+    /// In milliseconds; the time of sending if not given.
+    pub(crate) time_ms: Option<i64>,
+}
+
+/// What the client tells about its connections and records.
+pub(crate) struct Ear {
+    trouble: Mutex<Trouble>,
+}
+
+#[derive(Default)]
+struct Trouble {
+    /// Whether no broker can be reached now.
+    all_down: bool,
+    /// The client's last complaint since something was confirmed.
+    text: Option<String>,
+}
+
+impl Ear {
+    fn trouble(&self) -> MutexGuard<'_, Trouble> {
+        self.trouble.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl ClientContext for Ear {
+    /// It names brokers and what is wrong with them; no record and no secret.
+    fn log(&self, _: RDKafkaLogLevel, facility: &str, message: &str) {
+        tracing::debug!("librdkafka {facility}: {message}");
+    }
+
+    fn error(&self, error: KafkaError, reason: &str) {
+        let code = error.rdkafka_error_code();
+        let mut trouble = self.trouble();
+        if code == Some(RDKafkaErrorCode::AllBrokersDown) {
+            trouble.all_down = true;
+            // What was said before tells why.
+            if trouble.text.is_some() {
+                return;
+            }
+        }
+        trouble.text = Some(reason.to_owned());
+    }
+}
+
+impl ProducerContext for Ear {
+    type DeliveryOpaque = Box<oneshot::Sender<Answer>>;
+
+    fn delivery(&self, result: &DeliveryResult<'_>, waiting: Self::DeliveryOpaque) {
+        let answer = match result {
+            Ok(_) => {
+                *self.trouble() = Trouble::default();
+                Ok(())
+            }
+            Err((error, _)) => Err(error.rdkafka_error_code().unwrap_or(RDKafkaErrorCode::Unknown)),
+        };
+        // Nobody may wait any more.
+        let _ = waiting.send(answer);
+    }
+}
+
+/// A producer.
+pub(crate) struct Link {
+    /// Only its end takes it.
+    producer: Option<ThreadedProducer<Ear>>,
+    is_retired: AtomicBool,
+    topics: Mutex<HashSet<String>>,
+}
+
+impl Link {
+    /// Makes a producer, which connects by itself. Blocks while files of certificates are read.
+    ///
+    /// # Errors
+    /// `Transient`, as a file may be replaced at this very moment.
+    pub(crate) fn open(config: &ClientConfig) -> Result<Self> {
+        let ear = Ear { trouble: Mutex::default() };
+        let made = ThreadedProducer::from_config_and_context(config, ear);
+        let producer = Some(made.map_err(|error| create_error(&error))?);
+        Ok(Self { producer, is_retired: AtomicBool::new(false), topics: Mutex::default() })
+    }
+
+    /// The producer, for questions to the brokers.
+    pub(crate) fn producer(&self) -> &ThreadedProducer<Ear> {
+        self.producer.as_ref().expect("only its end takes it")
+    }
+
+    /// Whether events can be sent on it. A producer that gave up for good is found here.
+    pub(crate) fn is_up(&self) -> bool {
+        if self.is_retired.load(Ordering::Acquire) {
+            return false;
+        }
+        if self.fatal().is_some() {
+            self.retire();
+            return false;
+        }
+        true
+    }
+
+    /// Why the producer gave up for good, if it did.
+    pub(crate) fn fatal(&self) -> Option<String> {
+        let (code, text) = self.producer().client().fatal_error()?;
+        Some(format!("{code:?}: {text}"))
+    }
+
+    /// Takes no new events, and drops what was not confirmed: their fate is unknown.
+    pub(crate) fn retire(&self) {
+        if !self.is_retired.swap(true, Ordering::AcqRel) {
+            self.producer().purge(PurgeConfig::default().queue().inflight().non_blocking());
+        }
+    }
+
+    /// [`Self::retire`] that ends when nothing more is sent. Blocks for a moment.
+    pub(crate) fn end(&self) {
+        self.is_retired.store(true, Ordering::Release);
+        self.producer().purge(PurgeConfig::default().queue().inflight());
+    }
+
+    /// Hands a record to the client; its answer comes later.
+    ///
+    /// # Errors
+    /// The client's own refusal.
+    pub(crate) fn send(
+        &self,
+        letter: Letter<'_>,
+    ) -> std::result::Result<oneshot::Receiver<Answer>, RDKafkaErrorCode> {
+        let (waiting, answer) = oneshot::channel();
+        let mut record = BaseRecord::with_opaque_to(letter.topic, Box::new(waiting))
+            .key(letter.key.as_bytes())
+            .payload(letter.value)
+            .headers(letter.headers);
+        record.timestamp = letter.time_ms;
+        let sent = self.producer().send(record);
+        sent.map(|()| answer)
+            .map_err(|(error, _)| error.rdkafka_error_code().unwrap_or(RDKafkaErrorCode::Unknown))
+    }
+
+    /// Whether no broker can be reached, and what the client complained about last.
+    pub(crate) fn trouble(&self) -> (bool, Option<String>) {
+        let trouble = self.producer().client().context().trouble();
+        (trouble.all_down, trouble.text.clone())
+    }
+
+    /// Notes that a broker answered.
+    pub(crate) fn answered(&self) {
+        self.producer().client().context().trouble().all_down = false;
+    }
+
+    /// Whether the topic was there when it was looked for last.
+    pub(crate) fn knows(&self, topic: &str) -> bool {
+        self.topics().contains(topic)
+    }
+
+    /// Remembers that the topic is there.
+    pub(crate) fn learn(&self, topic: &str) {
+        let mut topics = self.topics();
+        if topics.len() >= MAX_KNOWN_TOPICS {
+            topics.clear();
+        }
+        topics.insert(topic.to_owned());
+    }
+
+    /// Lets the topic be looked for again.
+    pub(crate) fn forget(&self, topic: &str) {
+        self.topics().remove(topic);
+    }
+
+    fn topics(&self) -> MutexGuard<'_, HashSet<String>> {
+        self.topics.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Link {
+    /// The producer's end waits for its threads, for which nobody here has the time.
+    fn drop(&mut self) {
+        self.retire();
+        let producer = self.producer.take();
+        // If no thread can be started, it ends here.
+        let _ = thread::Builder::new().name("kafka end".to_owned()).spawn(move || drop(producer));
+    }
+}

@@ -1,0 +1,396 @@
+//! The sink itself.
+//!
+//! What lives here: `Kafka`, its producers from call to call, and the way of a key's events. What
+//! does not: the mapping of answers to kinds (`error.rs`).
+//! Invariant: of one key at most one event is under way, so that none overtakes one that fails,
+//! whatever the client tries again by itself. Different keys don't wait for each other.
+
+use std::collections::{HashMap, HashSet};
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use futures_util::future::join_all;
+use postrider_core::{Capabilities, Chain, Error, Key, Outcome, Publish, Record, Result, Sink};
+use postrider_encoding::{Encoder, EventSource, Message, Template};
+use rdkafka::error::RDKafkaErrorCode as Code;
+use tokio::sync::Mutex;
+use tokio::time::{Instant, sleep, timeout};
+
+use crate::config::{KafkaConfig, RecordTime, Unroutable};
+use crate::connect::{Answer, Letter, Link};
+use crate::encode::{headers, topic, why_no_topic};
+use crate::error::{
+    delivery_error, fatal_error, is_missing, is_size, may_be_anothers, too_large, unroutable,
+};
+use crate::login::{Batches, Login};
+use crate::look::{self, Found};
+
+/// Events in one call of the relay: enough to hide a round trip at full rate.
+const BATCH_RECORDS: usize = 512;
+/// Bytes in one call of the relay: a few requests of the client's size.
+const BATCH_BYTES: usize = 4 << 20;
+/// Calls of the relay at a time from one partition.
+const IN_FLIGHT: usize = 4;
+/// Topics looked for at a time.
+const LOOKS: usize = 16;
+/// How soon a full queue is tried again.
+const QUEUE_POLL: Duration = Duration::from_millis(5);
+/// The client looks once a second for events whose time is over; this much later it will not.
+const GRACE: Duration = Duration::from_secs(5);
+
+/// Publishes each event to a Kafka topic and waits until every in-sync replica has it.
+///
+/// # Ordering
+/// It takes any number of a key's events in a call ([`Chain::Many`]) and sends them one after the
+/// other, each after the confirmation of the one before.
+/// # Cancellation
+/// A dropped `publish`, like a time-out, leaves it unknown whether the topic has the event: it is
+/// sent again under the same `postrider-id`. What the client had not sent by then is dropped.
+pub struct Kafka {
+    login: Arc<Login>,
+    topic: Template,
+    encoder: Encoder,
+    record_time: RecordTime,
+    unroutable: Unroutable,
+    timeout: Duration,
+    full: Mutex<Option<Arc<Link>>>,
+    /// For events that were refused together with others.
+    alone: Mutex<Option<Arc<Link>>>,
+    /// Held while a limit is asked for.
+    asking: Mutex<()>,
+    closed: AtomicBool,
+}
+
+impl Kafka {
+    /// The sink of a configuration. Nothing is connected to yet.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Permanent`](postrider_core::ErrorKind::Permanent) for impossible or unsafe
+    /// settings, naming the key.
+    pub fn new(config: &KafkaConfig) -> Result<Self> {
+        let refused = |error: String| Error::permanent(format!("topic: {error}"));
+        let topic = Template::parse(&config.topic).map_err(|error| refused(error.to_string()))?;
+        if let Some(why) = topic.constant().and_then(why_no_topic) {
+            return Err(refused(why));
+        }
+        let source = match &config.source {
+            Some(text) => EventSource::new(text.as_str())?,
+            None => EventSource::default(),
+        };
+        Ok(Self {
+            login: Arc::new(Login::new(config)?),
+            topic,
+            encoder: Encoder::new(config.encoding, source),
+            record_time: config.record_time,
+            unroutable: config.unroutable,
+            timeout: Duration::from_millis(config.timeout_ms),
+            full: Mutex::new(None),
+            alone: Mutex::new(None),
+            asking: Mutex::new(()),
+            closed: AtomicBool::new(false),
+        })
+    }
+
+    /// The producer, made anew if there is none that is up.
+    async fn link(&self, batches: Batches) -> Result<Arc<Link>> {
+        let place = match batches {
+            Batches::Full => &self.full,
+            Batches::Alone => &self.alone,
+        };
+        let mut place = place.lock().await;
+        if self.closed.load(Ordering::Acquire) {
+            return Err(Error::transient("the Kafka sink is closed"));
+        }
+        if let Some(link) = place.as_ref().filter(|link| link.is_up()) {
+            return Ok(Arc::clone(link));
+        }
+        let login = Arc::clone(&self.login);
+        let opened = tokio::task::spawn_blocking(move || {
+            login.read_files()?;
+            Link::open(&login.producer(batches))
+        });
+        let opened = opened.await;
+        let opened =
+            opened.map_err(|error| Error::transient("connect to Kafka").with_source(error));
+        let link = Arc::new(opened??);
+        *place = Some(Arc::clone(&link));
+        Ok(link)
+    }
+
+    /// What is wrong with each of the topics that are not known to take events.
+    ///
+    /// # Errors
+    /// `Transient` if no broker answers.
+    async fn look(
+        &self,
+        link: &Arc<Link>,
+        topics: &[Result<String>],
+    ) -> Result<HashMap<String, Error>> {
+        let names: HashSet<&String> = topics.iter().flatten().collect();
+        let names: Vec<&String> = names.into_iter().filter(|name| !link.knows(name)).collect();
+        let mut wrong = HashMap::new();
+        for names in names.chunks(LOOKS) {
+            let looks = names.iter().map(|name| look::look(link, &self.login, Some(name.as_str())));
+            for (name, found) in names.iter().zip(join_all(looks).await) {
+                if let Some(error) = self.refusal(link, name, &found?) {
+                    wrong.insert((*name).clone(), error);
+                }
+            }
+        }
+        Ok(wrong)
+    }
+
+    /// What a look at a topic means for its events.
+    fn refusal(&self, link: &Link, topic: &str, found: &Found) -> Option<Error> {
+        match found {
+            Found::There => None,
+            Found::Missing => Some(unroutable(self.unroutable, topic)),
+            Found::Refused(code) => {
+                Some(delivery_error(*code, topic, self.unroutable, link.trouble()))
+            }
+        }
+    }
+
+    /// Sends a key's events of one call, in order, up to the first that fails, for as long as the
+    /// call may send.
+    async fn chain(&self, call: &Call<'_>, places: &[usize]) -> Vec<Outcome> {
+        let mut outcomes = Vec::with_capacity(places.len());
+        for place in places {
+            let first = outcomes.is_empty();
+            if !first && Instant::now() >= call.until {
+                break;
+            }
+            let outcome = match self.send(call, *place).await {
+                Ok(()) => Outcome::Confirmed,
+                Err(error) => Outcome::Failed(error),
+            };
+            let failed = matches!(outcome, Outcome::Failed(_));
+            outcomes.push(outcome);
+            if failed {
+                break;
+            }
+        }
+        outcomes.resize_with(places.len(), || Outcome::HeldBack);
+        outcomes
+    }
+
+    /// Sends one event and waits for its confirmation.
+    async fn send(&self, call: &Call<'_>, place: usize) -> Result<()> {
+        let (Some(record), Some(topic)) = (call.records.get(place), call.topics.get(place)) else {
+            return Err(Error::transient("the call has no such event"));
+        };
+        let topic = topic.as_deref().map_err(again)?;
+        if let Some(error) = call.wrong.get(topic) {
+            return Err(again(error));
+        }
+        let message = self.encoder.encode(record);
+        // The producer of the call's begin may have given up.
+        let link = match call.link.is_up() {
+            true => Arc::clone(&call.link),
+            false => self.link(Batches::Full).await?,
+        };
+        let answer = self.answer(&link, record, topic, &message, call.until).await;
+        let Err(code) = answer else { return Ok(()) };
+        if !may_be_anothers(code) {
+            return Err(self.failure(&link, topic, code));
+        }
+        // It was refused together with others, or because of them.
+        let link = self.link(Batches::Alone).await?;
+        let answer = self.answer(&link, record, topic, &message, call.until).await;
+        let Err(code) = answer else { return Ok(()) };
+        if !is_size(code) {
+            return Err(self.failure(&link, topic, code));
+        }
+        let _one_at_a_time = self.asking.lock().await;
+        let limit = look::limit(self.login.admin(), topic, self.login.patience()).await;
+        Err(too_large(topic, bytes(record, &message), limit.as_deref()))
+    }
+
+    /// Hands an event to the client and waits for what becomes of it.
+    async fn answer(
+        &self,
+        link: &Arc<Link>,
+        record: &Record,
+        topic: &str,
+        message: &Message,
+        until: Instant,
+    ) -> Answer {
+        let answer = loop {
+            let letter = Letter {
+                topic,
+                key: record.event.key().as_str(),
+                value: &message.body,
+                headers: headers(record, message),
+                time_ms: match self.record_time {
+                    RecordTime::Sent => None,
+                    RecordTime::Appended => i64::try_from(record.appended_at.as_millis()).ok(),
+                },
+            };
+            match link.send(letter) {
+                Ok(answer) => break answer,
+                Err(Code::QueueFull) if Instant::now() < until => sleep(QUEUE_POLL).await,
+                Err(code) => return Err(code),
+            }
+        };
+        let mut waiting = Waiting { link, answered: false };
+        let answer = timeout(self.timeout + GRACE, answer).await;
+        waiting.answered = answer.is_ok();
+        match answer {
+            Ok(Ok(answer)) => answer,
+            // The producer has ended.
+            Ok(Err(_)) => Err(Code::PurgeInflight),
+            Err(_) => Err(Code::MessageTimedOut),
+        }
+    }
+
+    /// What an event's answer means that is no confirmation.
+    fn failure(&self, link: &Link, topic: &str, code: Code) -> Error {
+        if is_missing(code) || code == Code::MessageTimedOut {
+            // The next call looks what is wrong with it.
+            link.forget(topic);
+        }
+        match link.fatal() {
+            Some(why) => fatal_error(why),
+            None => delivery_error(code, topic, self.unroutable, link.trouble()),
+        }
+    }
+}
+
+/// What the events of one call have in common.
+struct Call<'a> {
+    link: Arc<Link>,
+    records: &'a [Record],
+    /// The topic of each.
+    topics: Vec<Result<String>>,
+    /// What is wrong with some topics.
+    wrong: HashMap<String, Error>,
+    until: Instant,
+}
+
+/// An event that was handed to the client. Who no longer waits for its answer must not have it
+/// sent later.
+struct Waiting<'a> {
+    link: &'a Link,
+    answered: bool,
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        if !self.answered {
+            self.link.retire();
+        }
+    }
+}
+
+/// About how many bytes an event's record has.
+fn bytes(record: &Record, message: &Message) -> usize {
+    let own = record.event.headers().iter().map(|(name, value)| name.len() + value.len());
+    let attributes = message.attributes.iter().map(|(name, value)| name.len() + value.len());
+    record.event.key().as_str().len()
+        + message.body.len()
+        + own.chain(attributes).sum::<usize>()
+        + record.event.topic().as_str().len()
+        + record.event.event_type().as_str().len()
+}
+
+/// The same error for somebody else.
+fn again(error: &Error) -> Error {
+    Error::new(error.kind(), error.chain())
+}
+
+/// The first event of each key failed so, the others wait for it.
+fn none_sent(records: &[Record], error: &Error) -> Vec<Outcome> {
+    let mut outcomes: Vec<Outcome> = records.iter().map(|_| Outcome::HeldBack).collect();
+    for chain in by_key(records) {
+        if let Some(outcome) = chain.first().and_then(|place| outcomes.get_mut(*place)) {
+            *outcome = Outcome::Failed(again(error));
+        }
+    }
+    outcomes
+}
+
+/// The records' places by key, each key's in order.
+fn by_key(records: &[Record]) -> Vec<Vec<usize>> {
+    let mut chains: Vec<Vec<usize>> = Vec::new();
+    let mut chain_of: HashMap<&Key, usize> = HashMap::with_capacity(records.len());
+    for (place, record) in records.iter().enumerate() {
+        let chain = *chain_of.entry(record.event.key()).or_insert_with(|| {
+            chains.push(Vec::new());
+            chains.len() - 1
+        });
+        chains[chain].push(place);
+    }
+    chains
+}
+
+impl fmt::Debug for Kafka {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Kafka({:?})", self.topic)
+    }
+}
+
+#[async_trait]
+impl Sink for Kafka {
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            // Each topic has its own.
+            max_event_bytes: None,
+            max_batch_records: BATCH_RECORDS,
+            max_batch_bytes: BATCH_BYTES,
+            max_in_flight: IN_FLIGHT,
+            chain: Chain::Many,
+            dedup_window: None,
+        }
+    }
+
+    async fn publish(&self, batch: Publish<'_>) -> Vec<Outcome> {
+        let records = batch.records();
+        if records.is_empty() {
+            return Vec::new();
+        }
+        let until = Instant::now() + batch.sending_time();
+        let link = match self.link(Batches::Full).await {
+            Ok(link) => link,
+            Err(error) => return none_sent(records, &error),
+        };
+        let topics: Vec<_> = records.iter().map(|record| topic(&self.topic, record)).collect();
+        let wrong = match self.look(&link, &topics).await {
+            Ok(wrong) => wrong,
+            Err(error) => return none_sent(records, &error),
+        };
+        let call = Call { link, records, topics, wrong, until };
+        let chains = by_key(records);
+        let settled = join_all(chains.iter().map(|places| self.chain(&call, places))).await;
+        let places = chains.iter().flatten().copied();
+        let mut settled: Vec<(usize, Outcome)> =
+            places.zip(settled.into_iter().flatten()).collect();
+        settled.sort_unstable_by_key(|(place, _)| *place);
+        settled.into_iter().map(|(_, outcome)| outcome).collect()
+    }
+
+    /// Looks at the brokers, and at the topic if it is the same for all events. Publishes nothing.
+    async fn check(&self) -> Result<()> {
+        let link = self.link(Batches::Full).await?;
+        let topic = self.topic.constant();
+        let found = look::look(&link, &self.login, topic).await?;
+        match self.refusal(&link, topic.unwrap_or_default(), &found) {
+            Some(error) => Err(Error::transient(error.chain())),
+            None => Ok(()),
+        }
+    }
+
+    /// Sends nothing more. There is nothing to flush: each event was confirmed on its own.
+    async fn close(&self) -> Result<()> {
+        self.closed.store(true, Ordering::Release);
+        for place in [&self.full, &self.alone] {
+            if let Some(link) = place.lock().await.take() {
+                let ended = tokio::task::spawn_blocking(move || link.end()).await;
+                ended.map_err(|error| Error::transient("close Kafka").with_source(error))?;
+            }
+        }
+        Ok(())
+    }
+}
