@@ -5,6 +5,8 @@
 
 #[cfg(feature = "webhook")]
 mod admin;
+#[cfg(all(feature = "nats", feature = "rabbitmq", feature = "redis"))]
+mod brokers;
 mod config;
 #[cfg(feature = "demo")]
 mod demo;
