@@ -16,13 +16,27 @@ const KEYS: usize = 10;
 /// Events of each round.
 const ROUND: usize = 1_000;
 
-/// Makes a topic of three partitions.
+/// Makes a topic of three partitions, with the limit of its records' bytes.
 const MAKE: &str = r"
 import sys
 from confluent_kafka.admin import AdminClient, NewTopic
-admin = AdminClient({'bootstrap.servers': sys.argv[1]})
-admin.create_topics([NewTopic(sys.argv[2], 3, 1)])[sys.argv[2]].result()
+brokers, topic, limit = sys.argv[1:4]
+made = NewTopic(topic, 3, 1, config={'max.message.bytes': limit})
+admin = AdminClient({'bootstrap.servers': brokers})
+admin.create_topics([made])[topic].result()
 ";
+/// Changes that limit.
+const RAISE: &str = r"
+import sys
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource
+brokers, topic, limit = sys.argv[1:4]
+entry = ConfigEntry('max.message.bytes', limit, incremental_operation=AlterConfigOpType.SET)
+resource = ConfigResource('topic', topic, incremental_configs=[entry])
+admin = AdminClient({'bootstrap.servers': brokers})
+admin.incremental_alter_configs([resource])[resource].result()
+";
+/// As brokers have it from the start.
+const USUAL_LIMIT: &str = "1048588";
 /// Prints how many records a topic has; as many lines as it has with `-`: key, id and value.
 const READ: &str = r"
 import sys
@@ -62,22 +76,28 @@ fn count(brokers: &str) -> usize {
     python(READ, &[brokers, TOPIC]).trim().parse().expect("a number")
 }
 
-fn append(home: &Home, from: usize) {
-    let event = |n: usize| {
-        NewEvent::builder(
-            Key::new(format!("k{}", n % KEYS)).expect("valid"),
-            Topic::new(TOPIC).expect("valid"),
-            EventType::new("OrderPlaced").expect("valid"),
-        )
-        .payload(ContentType::new("application/json").expect("valid"), n.to_string())
-        .build()
-        .expect("valid")
-    };
-    let events: Vec<NewEvent> = (from..from + ROUND).map(event).collect();
+fn event(key: &str, payload: String) -> NewEvent {
+    NewEvent::builder(
+        Key::new(key).expect("valid"),
+        Topic::new(TOPIC).expect("valid"),
+        EventType::new("OrderPlaced").expect("valid"),
+    )
+    .payload(ContentType::new("application/json").expect("valid"), payload)
+    .build()
+    .expect("valid")
+}
+
+fn append_round(home: &Home, from: usize) {
+    let numbers = from..from + ROUND;
+    let events = numbers.map(|n| event(&format!("k{}", n % KEYS), n.to_string()));
+    append(home, &events.collect::<Vec<_>>());
+}
+
+fn append(home: &Home, events: &[NewEvent]) {
     let mut connection = Connection::open(home.path("app.db")).expect("opened");
     connection.busy_timeout(Duration::from_secs(30)).expect("set");
     let tx = connection.transaction_with_behavior(TransactionBehavior::Immediate).expect("begun");
-    postrider_store_sqlite::append(&tx, &events).expect("appended");
+    postrider_store_sqlite::append(&tx, events).expect("appended");
     tx.commit().expect("committed");
 }
 
@@ -87,7 +107,7 @@ fn append(home: &Home, from: usize) {
 fn kills_of_the_relay_and_stops_of_the_broker_lose_nothing_and_keep_each_keys_order() {
     let mut broker = Kafka::start().expect("a broker");
     let brokers = broker.address().to_string();
-    python(MAKE, &[&brokers, TOPIC]);
+    python(MAKE, &[&brokers, TOPIC, USUAL_LIMIT]);
     let home = Home::with_outbox();
     home.write(
         "postrider.toml",
@@ -97,15 +117,15 @@ fn kills_of_the_relay_and_stops_of_the_broker_lose_nothing_and_keep_each_keys_or
              librdkafka = {{ \"compression.type\" = \"zstd\" }}\n\n[admin]\nlisten = \"off\"\n"
         ),
     );
-    append(&home, 0);
+    append_round(&home, 0);
     let relay = home.start(&["run"]);
     eventually("some arrive", || (count(&brokers) > 0).then_some(()));
     relay.signal(Signal::KILL);
     assert_eq!(relay.ended(), None);
-    append(&home, ROUND);
+    append_round(&home, ROUND);
     let relay = home.start(&["run"]);
     eventually("more than the first arrive", || (count(&brokers) > ROUND).then_some(()));
-    append(&home, 2 * ROUND);
+    append_round(&home, 2 * ROUND);
     broker.stop().expect("stopped");
     broker.start_again().expect("started");
     let all = 3 * ROUND;
@@ -135,6 +155,89 @@ fn kills_of_the_relay_and_stops_of_the_broker_lose_nothing_and_keep_each_keys_or
             assert!(before.is_none_or(|before: usize| before + KEYS == *number), "{key}: {number}");
         }
     }
+}
+
+/// Two sinks into the broker, with a line of settings each.
+fn two_sinks(brokers: &str, settings: [(&str, &str); 2]) -> String {
+    let sink = |(name, more): (&str, &str)| {
+        format!(
+            "[[sink]]\nkind = \"kafka\"\nname = \"{name}\"\nbrokers = \"{brokers}\"\n\
+             max_delay = \"500ms\"\ntimeout_ms = 2000\n{more}\n\n"
+        )
+    };
+    let source = "[source]\nkind = \"sqlite\"\nurl = \"app.db\"\n\n";
+    let admin = "[admin]\nlisten = \"off\"\n";
+    format!("{source}{}{admin}", settings.map(sink).concat())
+}
+
+/// Sink, state and reason of each dead letter.
+fn letters(home: &Home) -> Vec<(String, String, String)> {
+    let list = home.postrider(&["dead-letters", "list", "--json"]).expect(0).json_lines();
+    let text = |value: &serde_json::Value| value.as_str().unwrap_or_default().to_owned();
+    let letter =
+        |one: &serde_json::Value| (text(&one["sink"]), text(&one["state"]), text(&one["reason"]));
+    list.iter().map(letter).collect()
+}
+
+/// Nothing counts as sent while the topic is missing; what waits flows once it is made, and what
+/// was parked when it is requeued, both without a restart.
+#[test]
+fn a_missing_topic_is_waited_for_or_parks_and_flows_once_it_is_made() {
+    let broker = Kafka::start().expect("a broker");
+    let brokers = broker.address().to_string();
+    let home = Home::with_outbox();
+    let settings = [("waits", ""), ("parks", "unroutable = \"park\"")];
+    home.write("postrider.toml", two_sinks(&brokers, settings));
+    let relay = home.start(&["run"]);
+    append(&home, &[event("a", "1".into()), event("b", "2".into())]);
+    let found = eventually("two are parked", || {
+        let found = letters(&home);
+        (found.len() == 2).then_some(found)
+    });
+    for (sink, state, why) in &found {
+        assert_eq!((sink.as_str(), state.as_str()), ("parks", "parked"));
+        assert!(why.contains("the topic orders does not exist"), "{why}");
+    }
+    python(MAKE, &[&brokers, TOPIC, USUAL_LIMIT]);
+    eventually("what waited flows", || (count(&brokers) == 2).then_some(()));
+    home.postrider(&["dead-letters", "requeue", "--sink", "parks"]).expect(0);
+    eventually("what was parked flows", || (count(&brokers) == 4).then_some(()));
+    assert_eq!(letters(&home), [], "nothing of the one that waits was parked");
+    relay.signal(Signal::TERM);
+    assert_eq!(relay.ended(), Some(0));
+}
+
+/// What is larger than the topic takes is parked with its limit; its key waits or goes on as it is
+/// set, other keys flow; and it goes, when it is asked for, once the limit was raised.
+#[test]
+fn an_oversize_event_parks_with_the_topics_limit_and_only_its_key_waits() {
+    let broker = Kafka::start().expect("a broker");
+    let brokers = broker.address().to_string();
+    python(MAKE, &[&brokers, TOPIC, "50000"]);
+    let home = Home::with_outbox();
+    let settings = [("parks", ""), ("skips", "on_failure = \"skip\"")];
+    home.write("postrider.toml", two_sinks(&brokers, settings));
+    let relay = home.start(&["run"]);
+    let sized = |key: &str, bytes: usize| event(key, format!("\"{}\"", "x".repeat(bytes)));
+    append(&home, &[sized("a", 1), sized("a", 60_000), sized("a", 2), sized("b", 3)]);
+    // The first of a and the one of b; where it is skipped, the last of a, too.
+    eventually("the rest flows", || (count(&brokers) == 2 + 3).then_some(()));
+    let mut found = eventually("it is parked", || {
+        let found = letters(&home);
+        (found.len() == 3).then_some(found)
+    });
+    found.sort();
+    let states: Vec<(&str, &str)> =
+        found.iter().map(|(sink, state, _)| (sink.as_str(), state.as_str())).collect();
+    assert_eq!(states, [("parks", "parked"), ("parks", "waiting"), ("skips", "skipped")]);
+    for (sink, state, reason) in found.iter().filter(|(_, state, _)| state != "waiting") {
+        assert!(reason.contains("takes 50000"), "{sink}, {state}: {reason}");
+    }
+    python(RAISE, &[&brokers, TOPIC, USUAL_LIMIT]);
+    home.postrider(&["dead-letters", "requeue", "--sink", "parks"]).expect(0);
+    eventually("the key flows again", || (count(&brokers) == 4 + 3).then_some(()));
+    relay.signal(Signal::TERM);
+    assert_eq!(relay.ended(), Some(0));
 }
 
 #[test]
