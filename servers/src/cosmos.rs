@@ -88,7 +88,8 @@ impl Cosmos {
         &self.connection_string
     }
 
-    /// The address of the first region, such as `http://127.0.0.1:8081/`.
+    /// The account's address, such as `http://127.0.0.1:8081/`; with several regions each has one of
+    /// its own besides, which clients learn from the account.
     pub fn endpoint(&self) -> &str {
         self.part("AccountEndpoint=")
     }
@@ -142,6 +143,15 @@ impl Cosmos {
                  "ranges": [{one}, {other}]}}"#
         );
         self.ask("POST", "merge", &asked)
+    }
+
+    /// Lets another region take writes, as a fail-over that was asked for does.
+    ///
+    /// # Errors
+    ///
+    /// If there is no such region.
+    pub fn write_region(&self, name: &str) -> Result<()> {
+        self.ask("POST", "regions/write", &format!(r#"{{"name": "{name}"}}"#)).map(drop)
     }
 
     /// Makes a region impossible to reach; the next one takes writes then.

@@ -127,11 +127,15 @@ async fn done(
         ("POST", "split") => split(service, parsed(content)?).await?,
         ("POST", "merge") => merge(service, parsed(content)?).await?,
         ("POST", "regions/offline") => {
-            store.set_region_offline(&parsed::<Region>(content)?.name)?;
+            let Region { name } = parsed(content)?;
+            store.set_region_offline(&name)?;
+            service.settled(&name).await;
             json!({})
         }
         ("POST", "regions/online") => {
-            store.set_region_online(&parsed::<Region>(content)?.name)?;
+            let Region { name } = parsed(content)?;
+            store.set_region_online(&name)?;
+            service.settled(&name).await;
             json!({})
         }
         ("POST", "regions/write") => {

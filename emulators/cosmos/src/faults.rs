@@ -30,7 +30,7 @@ pub(crate) struct Fault {
     /// So many meet it; then it is gone.
     #[serde(default = "one")]
     pub count: u64,
-    /// Wait first, in milliseconds.
+    /// Wait before the answer, in milliseconds.
     #[serde(default)]
     pub delay_ms: u64,
     /// Whether the request is carried out all the same.

@@ -12,13 +12,14 @@ mod request;
 mod service;
 mod signature;
 
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::Ipv4Addr;
 use std::process::ExitCode;
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use azure_data_cosmos_driver::in_memory_emulator::{
-    ConsistencyLevel, InMemoryEmulatorHttpClient, VirtualAccountConfig, VirtualRegion,
+    ConsistencyLevel, InMemoryEmulatorHttpClient, ReplicationConfig, VirtualAccountConfig,
+    VirtualRegion,
 };
 use clap::Parser;
 use tokio::io::AsyncReadExt;
@@ -27,7 +28,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinSet;
 use url::Url;
 
-use crate::service::Service;
+use crate::service::{Door, Service};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -49,7 +50,7 @@ const WELL_KNOWN_KEY: &str =
 #[derive(Parser)]
 #[command(version, after_help = EXAMPLES)]
 struct Args {
-    /// Where the first region listens; 0 takes a free port. Further regions always take free ones.
+    /// Where the account listens; 0 takes a free port. Several regions have ports of their own, too.
     #[arg(long, default_value_t = 0)]
     port: u16,
     /// A region; may be given several times.
@@ -80,39 +81,49 @@ async fn main() -> ExitCode {
 async fn run(args: Args) -> Result<()> {
     let mut interrupt = signal(SignalKind::interrupt()).context("listen for SIGINT")?;
     let mut terminate = signal(SignalKind::terminate()).context("listen for SIGTERM")?;
-    let (mut listeners, mut regions) = (Vec::new(), Vec::new());
-    for (number, name) in args.region.iter().enumerate() {
-        let port = if number == 0 { args.port } else { 0 };
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, port))
-            .await
-            .with_context(|| format!("listen on port {port}"))?;
-        let base = base(listener.local_addr().context("see which port was taken")?)?;
-        regions.push(VirtualRegion::new(name, base.clone()));
-        listeners.push((listener, base));
+    let (listener, first) = listen(args.port).await?;
+    let (mut doors, mut regions) = (Vec::new(), Vec::new());
+    if let [only] = &args.region[..] {
+        regions.push(VirtualRegion::new(only, first.clone()));
+        doors.push((listener, Door::Region(first.clone())));
+    } else {
+        // As at the service, the account's address outlives each region's.
+        doors.push((listener, Door::Account));
+        for name in &args.region {
+            let (listener, base) = listen(0).await?;
+            regions.push(VirtualRegion::new(name, base.clone()));
+            doors.push((listener, Door::Region(base)));
+        }
     }
-    let first = listeners.first().context("name a region")?.1.clone();
     let account = VirtualAccountConfig::new(regions)
         .context("make the account")?
         .with_consistency(ConsistencyLevel::Session)
+        // What a fail-over loses of late replication is not what tests look for.
+        .with_replication_config(ReplicationConfig::immediate())
         .with_throttling_enabled(args.throttling);
     let emulator = InMemoryEmulatorHttpClient::try_new(account).context("make the account")?;
     let service = Arc::new(Service::new(emulator, &args.key));
-    let mut regions = JoinSet::new();
-    for (listener, base) in listeners {
-        regions.spawn(service::listen(listener, base, Arc::clone(&service)));
+    let mut listening = JoinSet::new();
+    for (listener, door) in doors {
+        listening.spawn(service::listen(listener, door, Arc::clone(&service)));
     }
     println!("AccountEndpoint={first};AccountKey={};", args.key);
     tokio::select! {
         _ = interrupt.recv() => {}
         _ = terminate.recv() => {}
         () = parent_ends(args.with_parent) => {}
-        _ = regions.join_next() => {}
+        _ = listening.join_next() => {}
     }
     Ok(())
 }
 
-fn base(address: SocketAddr) -> Result<Url> {
-    Url::parse(&format!("http://{address}/")).context("make the region's address")
+async fn listen(port: u16) -> Result<(TcpListener, Url)> {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, port))
+        .await
+        .with_context(|| format!("listen on port {port}"))?;
+    let address = listener.local_addr().context("see which port was taken")?;
+    let base = Url::parse(&format!("http://{address}/")).context("make an address")?;
+    Ok((listener, base))
 }
 
 /// Waits for the end of standard input, or for ever.

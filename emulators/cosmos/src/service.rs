@@ -34,6 +34,8 @@ use crate::signature;
 
 /// Twice the most that the service takes in one request.
 const REQUEST_BYTES_MAX: usize = 8 * 1024 * 1024;
+/// How often a listener looks whether its region is offline.
+const LOOK: Duration = Duration::from_millis(10);
 /// What an answer without a charge of its own counts as.
 const CHARGE: &str = "x-ms-request-charge";
 
@@ -43,6 +45,15 @@ pub(crate) struct Service {
     key: Secret,
     pub faults: Mutex<Faults>,
     pub counts: Mutex<Counts>,
+}
+
+/// Where a request comes in.
+#[derive(Debug, Clone)]
+pub(crate) enum Door {
+    /// At a region's own address.
+    Region(Url),
+    /// At the account's, which leads to the region that takes writes.
+    Account,
 }
 
 /// What a client gets.
@@ -59,7 +70,40 @@ impl Service {
         Self { emulator, key, faults: Mutex::default(), counts: Mutex::default() }
     }
 
-    async fn answer(&self, base: &Url, request: hyper::Request<Incoming>) -> Outcome {
+    /// Whether a door leads to a region that can't be reached.
+    fn is_offline(&self, door: &Door) -> bool {
+        let Door::Region(base) = door else { return false };
+        let region = self.emulator.store().config().region_for_url(base);
+        region.is_some_and(|region| region.status.is_unreachable())
+    }
+
+    /// Waits until a region can be reached, or can't.
+    pub(crate) async fn settled(&self, name: &str) {
+        let regions = self.emulator.store().config().active_regions();
+        let Some(region) = regions.iter().find(|region| region.name() == name) else { return };
+        let base = region.gateway_url();
+        let address = (base.host_str().unwrap_or_default(), base.port().unwrap_or_default());
+        let offline = self.is_offline(&Door::Region(base.clone()));
+        while TcpStream::connect(address).await.is_err() != offline {
+            tokio::time::sleep(LOOK).await;
+        }
+    }
+
+    /// The address of the region that takes writes.
+    fn write_region(&self) -> Url {
+        let store = self.emulator.store();
+        let writes = store.config().write_region_name();
+        let regions = store.config().active_regions();
+        let region = regions.iter().find(|region| region.name() == writes);
+        region.expect("one region always takes writes").gateway_url().clone()
+    }
+
+    async fn answer(&self, door: &Door, request: hyper::Request<Incoming>) -> Outcome {
+        let base = match door {
+            Door::Region(base) => base.clone(),
+            Door::Account => self.write_region(),
+        };
+        let base = &base;
         let (parts, body) = request.into_parts();
         let Ok(content) = Limited::new(body, REQUEST_BYTES_MAX).collect().await else {
             return Outcome::Answer(error(413, None, "the request is too large, or was cut off"));
@@ -94,9 +138,9 @@ impl Service {
         let port = base.port().unwrap_or_default();
         let drawn = locked(&self.faults).draw(operation, request.url().path(), content, port);
         let Some(fault) = drawn else { return self.carry_out(request).await };
-        tokio::time::sleep(Duration::from_millis(fault.delay_ms)).await;
         let outcome =
             if fault.carried_out { self.carry_out(request).await } else { Outcome::Closed };
+        tokio::time::sleep(Duration::from_millis(fault.delay_ms)).await;
         match fault.answer {
             Some(answer) => Outcome::Answer(answer.response()),
             // Only late, not lost.
@@ -112,11 +156,7 @@ impl Service {
         path: &str,
         content: Option<&serde_json::Value>,
     ) -> Result<(u16, serde_json::Value), CosmosError> {
-        let store = self.emulator.store();
-        let writes = store.config().write_region_name();
-        let regions = store.config().active_regions();
-        let region = regions.iter().find(|region| region.name() == writes);
-        let mut url = region.expect("one region always takes writes").gateway_url().clone();
+        let mut url = self.write_region();
         url.set_path(path);
         let mut request = Request::new(url, method);
         if let Some(content) = content {
@@ -159,31 +199,47 @@ impl Answer {
     }
 }
 
-/// Takes connections for a region until the program ends.
-pub(crate) async fn listen(listener: TcpListener, base: Url, service: Arc<Service>) {
+/// Takes connections until the program ends. A region that is offline takes none, and those that it
+/// has are cut, as when its name is gone.
+pub(crate) async fn listen(mut listener: TcpListener, door: Door, service: Arc<Service>) {
     let mut connections = JoinSet::new();
+    let Ok(address) = listener.local_addr() else { return };
     loop {
+        if service.is_offline(&door) {
+            drop(listener);
+            connections.shutdown().await;
+            listener = loop {
+                tokio::time::sleep(LOOK).await;
+                if service.is_offline(&door) {
+                    continue;
+                }
+                if let Ok(again) = TcpListener::bind(address).await {
+                    break again;
+                }
+            };
+        }
         tokio::select! {
             accepted = listener.accept() => match accepted {
                 Ok((stream, _)) => {
-                    connections.spawn(serve(stream, base.clone(), Arc::clone(&service)));
+                    connections.spawn(serve(stream, door.clone(), Arc::clone(&service)));
                 }
                 // Too many open files, most likely: some will be closed.
-                Err(_) => tokio::time::sleep(Duration::from_millis(10)).await,
+                Err(_) => tokio::time::sleep(LOOK).await,
             },
             Some(_) = connections.join_next() => {}
+            () = tokio::time::sleep(LOOK) => {}
         }
     }
 }
 
-async fn serve(stream: TcpStream, base: Url, service: Arc<Service>) {
+async fn serve(stream: TcpStream, door: Door, service: Arc<Service>) {
     // It fails only if the connection is gone, which is seen soon enough.
     let _ = stream.set_nodelay(true);
     let closing = Arc::new(Notify::new());
     let handler = service_fn(|request| {
-        let (service, base, closing) = (Arc::clone(&service), base.clone(), Arc::clone(&closing));
+        let (service, door, closing) = (Arc::clone(&service), door.clone(), Arc::clone(&closing));
         async move {
-            match service.answer(&base, request).await {
+            match service.answer(&door, request).await {
                 Outcome::Answer(answer) => Ok::<_, Infallible>(answer),
                 Outcome::Closed => {
                     closing.notify_one();

@@ -6,11 +6,12 @@
 //! is refused before anything is written to it.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use azure_core::credentials::Secret as AzureSecret;
 use azure_data_cosmos::clients::{ContainerClient, DatabaseClient};
 use azure_data_cosmos::models::{ContainerProperties, TimeToLive};
-use azure_data_cosmos::options::Region;
+use azure_data_cosmos::options::{OperationOptions, Region};
 use azure_data_cosmos::{AccountEndpoint, AccountReference, CosmosClient, RoutingStrategy};
 use postrider_core::{Error, Result};
 
@@ -27,6 +28,9 @@ use crate::numbers::Numbers;
 
 /// The partition key of both containers.
 pub(crate) const PARTITION_KEY: &str = "/partitionKey";
+/// Longest time for one operation, the SDK's own repetitions included: twice what the service takes
+/// for a batch at the longest. Without it the SDK goes on for most of a minute.
+const OPERATION_TIMEOUT: Duration = Duration::from_secs(10);
 
 pub(crate) async fn open(config: &CosmosConfig) -> Result<Inner> {
     config.check()?;
@@ -116,7 +120,11 @@ pub(crate) async fn client(config: &CosmosConfig) -> Result<CosmosClient> {
     let reference = reference(config, account)?;
     let regions = config.preferred_regions.iter().map(|name| Region::new(name.clone()));
     let strategy = RoutingStrategy::PreferredRegions(regions.collect());
-    let builder = CosmosClient::builder().with_diagnostics_handler(Arc::new(Charges));
+    let mut operations = OperationOptions::default();
+    operations.end_to_end_latency_policy = Some(OPERATION_TIMEOUT.into());
+    let builder = CosmosClient::builder()
+        .with_default_operation_options(operations)
+        .with_diagnostics_handler(Arc::new(Charges));
     let built = builder.build(reference, strategy).await;
     built.map_err(failed("connect to the account"))
 }

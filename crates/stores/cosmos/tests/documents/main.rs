@@ -7,5 +7,6 @@
 mod append;
 mod failures;
 mod migrate;
+mod regions;
 mod saving;
 mod world;
