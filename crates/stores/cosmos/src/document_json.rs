@@ -10,6 +10,8 @@ use postrider_core::{Document, ETag, Error, Result, Timestamp};
 use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 
+use crate::event_document::keeps_numbers;
+
 /// What the service refuses in an id.
 const ILLEGAL_IN_ID: [char; 4] = ['/', '\\', '?', '#'];
 /// Longest id: 1,023 bytes, as the service counts them.
@@ -97,6 +99,12 @@ pub(crate) fn to_json(document: &Document, last_seq: Option<u64>) -> Result<Valu
     let data: Value = serde_json::from_slice(&document.data).map_err(|error| {
         Error::permanent(format!("the data of document {id} is no JSON")).with_source(error)
     })?;
+    if !keeps_numbers(&data) {
+        return Err(Error::permanent(format!(
+            "the data of document {id} has a number of 2^53 or more, which the service would round; \
+             keep it as a text"
+        )));
+    }
     let mut json = Map::new();
     json.insert("id".to_owned(), json!(id));
     json.insert("partitionKey".to_owned(), json!(document.partition_key));
@@ -182,5 +190,7 @@ mod tests {
         assert!(refused(|d| d.id = "x".repeat(1_024)).contains("1 to 1023"));
         assert!(refused(|d| d.ttl_seconds = 0).contains("time to live"));
         assert!(refused(|d| d.data = Bytes::from_static(b"no")).contains("no JSON"));
+        let large = |d: &mut Document| d.data = Bytes::from_static(b"[{\"n\":9007199254740993}]");
+        assert!(refused(large).contains("2^53"));
     }
 }

@@ -18,12 +18,14 @@ use uuid::Uuid;
 /// The document type that marks an event.
 pub(crate) const EVENT_TYPE: &str = "domainEvent";
 const JSON: &str = "application/json";
+/// Below 2^53 every whole number is a float of 64 bits, and no other is rounded to it.
+const EXACT: f64 = 9_007_199_254_740_992.0;
 /// The property of an event's content that the article names it by.
 const ACTION: &str = "action";
 
 /// How payloads and documents differ.
 ///
-/// A payload that is a JSON object is the document's `data` itself, so that every client of the
+/// A payload that is a JSON object, its numbers below 2^53, is the document's `data` itself, so that every client of the
 /// database reads it as such; it comes back as an equal object, with its properties in
 /// alphabetical order and without white space. Any other payload is kept byte for byte: as text in
 /// `dataText` or, where it is none, in `dataBase64`.
@@ -54,7 +56,9 @@ pub(crate) fn document(event: &Event, ttl_seconds: i64, seq: u64, default_topic:
 
 /// Puts the payload in; the event's name, where the content has it.
 fn content(document: &mut Map<String, Value>, payload: &Bytes) -> Option<String> {
-    if let Ok(object @ Value::Object(_)) = serde_json::from_slice::<Value>(payload) {
+    if let Ok(object @ Value::Object(_)) = serde_json::from_slice::<Value>(payload)
+        && keeps_numbers(&object)
+    {
         let action = object.get(ACTION).and_then(Value::as_str).map(str::to_owned);
         document.insert("data".to_owned(), object);
         return action;
@@ -66,6 +70,16 @@ fn content(document: &mut Map<String, Value>, payload: &Bytes) -> Option<String>
     // The article's own mark of a document that is worth reading.
     document.insert("data".to_owned(), Value::Null);
     None
+}
+
+/// Whether the service keeps every number of a value as it is: it has 64-bit floats alone.
+pub(crate) fn keeps_numbers(value: &Value) -> bool {
+    match value {
+        Value::Number(number) => number.as_f64().is_some_and(|float| float.abs() < EXACT),
+        Value::Array(values) => values.iter().all(keeps_numbers),
+        Value::Object(members) => members.values().all(keeps_numbers),
+        Value::Null | Value::Bool(_) | Value::String(_) => true,
+    }
 }
 
 /// Whether a document is an event, or was meant to be one.
@@ -203,6 +217,8 @@ mod tests {
             (&br#"{"action":"Renamed","b":[1,2.5]}"#[..], JSON, DEFAULT_TOPIC),
             (br#"{"action":"SomethingElse"}"#, JSON, "orders"),
             (b"7   ", JSON, "orders"),
+            (br#"{"action": "Renamed", "n": 9007199254740993}"#, JSON, "orders"),
+            (br#"{"action":"Renamed","n":[-1,18446744073709551616]}"#, JSON, "orders"),
             (b"[1, 2]", JSON, "orders"),
             (b"gr\xc3\xbcezi", "text/plain", "orders"),
             (b"\x00\xff", "application/octet-stream", "orders"),

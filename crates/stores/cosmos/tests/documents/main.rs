@@ -5,6 +5,7 @@
 //! Invariant: each test has an account of its own.
 
 mod append;
+mod charges;
 mod failures;
 mod migrate;
 mod regions;

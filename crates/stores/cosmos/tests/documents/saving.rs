@@ -311,3 +311,14 @@ async fn a_foreign_continuation_is_refused() {
         assert_eq!(refused.kind(), ErrorKind::Permanent, "{text:?}");
     }
 }
+
+/// A number that the service would round travels to the digit.
+#[tokio::test]
+async fn an_event_with_a_number_beyond_floats_is_kept_to_the_digit() {
+    let world = World::new().await;
+    let payload = "{\"action\":\"A\",\"n\":9007199254740993}";
+    world.save(create("1"), vec![event_with(Uuid::now_v7(), "c1", payload, "A")]).await;
+    assert_eq!(world.documents().await[1]["dataText"], payload);
+    let refused = world.commit(vec![replace("9007199254740993", None)], vec![]).await;
+    assert_eq!(kind(&refused.expect_err("refused")), Some(ErrorKind::Permanent));
+}
