@@ -22,8 +22,8 @@ use postrider_core::{Error, Result};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tokio_util::compat::TokioAsyncReadCompatExt;
+use tracing::Dispatch;
 use tracing::instrument::WithSubscriber;
-use tracing::subscriber::NoSubscriber;
 
 use crate::error::connect_error;
 use crate::line::{Cutter, Line};
@@ -80,7 +80,7 @@ impl Link {
             let place = next.fetch_add(1, Ordering::Relaxed) % addresses.len();
             let Some(address) = addresses.get(place) else { continue };
             let link = Self::to(address, login, in_flight);
-            let link = link.with_subscriber(NoSubscriber::default());
+            let link = link.with_subscriber(Dispatch::none());
             match timeout(within, link).await {
                 Ok(Ok(link)) => return Ok(link),
                 Ok(Err(error)) => last = error,

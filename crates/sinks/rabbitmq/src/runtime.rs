@@ -24,7 +24,6 @@ use tokio_util::compat::Compat;
 use tracing::Dispatch;
 use tracing::dispatcher::{DefaultGuard, set_default};
 use tracing::instrument::WithSubscriber;
-use tracing::subscriber::NoSubscriber;
 
 use crate::line::Line;
 
@@ -110,7 +109,7 @@ impl Executor for Kit {
         &self,
         future: F,
     ) -> Task<Self::Task<T>> {
-        self.0.spawn(future.with_subscriber(NoSubscriber::default()))
+        self.0.spawn(future.with_subscriber(Dispatch::none()))
     }
 
     fn spawn_blocking<T: Send + 'static, F: FnOnce() -> T + Send + 'static>(

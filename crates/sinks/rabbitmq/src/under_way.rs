@@ -18,8 +18,8 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout_at};
 use tokio_util::sync::CancellationToken;
+use tracing::Dispatch;
 use tracing::instrument::WithSubscriber;
-use tracing::subscriber::NoSubscriber;
 
 /// Payload under way at a time. A line of 2 MB/s carries so much in the time that one confirmation
 /// may take; beyond it, events would only wait in the client library until that time is over.
@@ -116,7 +116,7 @@ impl UnderWay {
         };
         let mut tasks = lock(&self.tasks);
         while tasks.try_join_next().is_some() {}
-        tasks.spawn(task.with_subscriber(NoSubscriber::default()));
+        tasks.spawn(task.with_subscriber(Dispatch::none()));
         told
     }
 
