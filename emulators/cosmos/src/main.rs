@@ -50,7 +50,7 @@ const WELL_KNOWN_KEY: &str =
 #[derive(Parser)]
 #[command(version, after_help = EXAMPLES)]
 struct Args {
-    /// Where the account listens; 0 takes a free port. Several regions have ports of their own, too.
+    /// Where the account listens; 0 takes a free port. Several regions have ports of their own.
     #[arg(long, default_value_t = 0)]
     port: u16,
     /// A region; may be given several times.

@@ -107,8 +107,8 @@ fn check_key(name: &str, properties: &ContainerProperties) -> Result<()> {
     let paths = properties.partition_key.paths();
     if paths.len() != 1 || paths[0] != PARTITION_KEY {
         return Err(Error::permanent(format!(
-            "container {name:?} has the partition key {}; it has to be {PARTITION_KEY}, which can't \
-             be changed later: make another container",
+            "container {name:?} has the partition key {}; it has to be {PARTITION_KEY}, which \
+             can't be changed later: make another container",
             paths.join(", ")
         )));
     }

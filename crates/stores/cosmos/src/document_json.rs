@@ -101,8 +101,8 @@ pub(crate) fn to_json(document: &Document, last_seq: Option<u64>) -> Result<Valu
     })?;
     if !keeps_numbers(&data) {
         return Err(Error::permanent(format!(
-            "the data of document {id} has a number of 2^53 or more, which the service would round; \
-             keep it as a text"
+            "the data of document {id} has a number of 2^53 or more, which the service would \
+             round; keep it as a text"
         )));
     }
     let mut json = Map::new();

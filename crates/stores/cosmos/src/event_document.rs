@@ -25,10 +25,10 @@ const ACTION: &str = "action";
 
 /// How payloads and documents differ.
 ///
-/// A payload that is a JSON object, its numbers below 2^53, is the document's `data` itself, so that every client of the
-/// database reads it as such; it comes back as an equal object, with its properties in
-/// alphabetical order and without white space. Any other payload is kept byte for byte: as text in
-/// `dataText` or, where it is none, in `dataBase64`.
+/// A payload that is a JSON object, its numbers below 2^53, is the document's `data` itself, so
+/// that every client of the database reads it as such; it comes back as an equal object, with its
+/// properties in alphabetical order and without white space. Any other payload is kept byte for
+/// byte: as text in `dataText` or, where it is none, in `dataBase64`.
 pub(crate) fn document(event: &Event, ttl_seconds: i64, seq: u64, default_topic: &str) -> Value {
     let mut document = Map::new();
     let id = event.id().to_string();
