@@ -28,7 +28,7 @@ const KEYS: u64 = 10_000;
 const PAYLOAD_BYTES: usize = 200;
 /// Of events in one transaction.
 const BATCH: u64 = 5_000;
-/// The default's, in a relay's own words (`base_delay`), and how long an open circuit waits at most.
+/// The default's `base_delay`, and how long an open circuit waits at most.
 const FIRST_STEP: Duration = Duration::from_millis(100);
 const LONGEST_STEP: Duration = Duration::from_secs(4);
 /// Everything flows again so soon.
