@@ -212,8 +212,8 @@ impl Pipeline {
             if letter.entry.key().is_none() {
                 continue;
             }
-            // Somebody asks for it again: the limit that the sink told of may have been raised, which
-            // a sink learns when it sends.
+            // Somebody asks for it again: the limit that the sink told of may have been raised,
+            // which a sink learns when it sends.
             let sendable = matches!(letter.entry, Entry::Record(_));
             let origin = Origin::DeadLetter(letter.id);
             let earlier_attempts = letter.attempts;
