@@ -19,6 +19,7 @@ pub mod bus;
 pub mod campaign;
 pub mod clock;
 pub mod cluster;
+pub mod cosmos;
 pub mod deliveries;
 pub mod figure;
 pub mod lines;

@@ -26,7 +26,7 @@ use crate::deliveries::{Arrived, Mark};
 use crate::lines;
 use crate::receiver::Receiver;
 use crate::relays::{QUICK_RETRIES, Setup, Target};
-use crate::schedule::{LEASE_TTL, Outage, Schedule, SinkKind, generator};
+use crate::schedule::{LEASE_TTL, Outage, Schedule, SinkKind, SourceKind, generator};
 use crate::stage::Stage;
 use crate::verdict::{Accounts, Judgement, judge};
 use crate::world::{Past, World};
@@ -137,6 +137,9 @@ pub struct Played {
 /// # Errors
 /// When the machine refuses what the schedule needs; never for what the relay does.
 pub fn play(schedule: &Schedule, templates: &Templates, binary: &Path) -> Result<Played> {
+    if schedule.source == SourceKind::Cosmos {
+        return crate::cosmos::play(schedule, binary);
+    }
     let begun = Instant::now();
     let world = World::create(schedule, templates)?;
     let clock = schedule.movable_clock.then(|| MovedClock::new(world.folder())).transpose()?;

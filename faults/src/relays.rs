@@ -61,6 +61,8 @@ pub enum RelaySource {
         /// The addresses.
         urls: Vec<String>,
     },
+    /// An account of Azure Cosmos DB, by its connection string.
+    Cosmos(String),
 }
 
 impl RelaySource {
@@ -74,6 +76,10 @@ impl RelaySource {
                  statement_timeout = \"1s\"\n",
                 urls[slot]
             ),
+            Self::Cosmos(url) => format!(
+                "[source]\nkind = \"cosmos\"\nurl = {url:?}\ndatabase = \"shop\"\n\
+                 container = \"orders\"\npoll_interval = \"100ms\"\n"
+            ),
         }
     }
 
@@ -81,7 +87,7 @@ impl RelaySource {
     fn from(&self) -> &'static str {
         match self {
             Self::Postgres { kind: SourceKind::PostgresWal, .. } => "from = \"oldest\"\n",
-            Self::Postgres { .. } | Self::Sqlite(_) => "",
+            Self::Postgres { .. } | Self::Sqlite(_) | Self::Cosmos(_) => "",
         }
     }
 }

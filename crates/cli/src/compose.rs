@@ -4,6 +4,8 @@
 //! does not: a kind's own keys (`compose/`), commands, which know the seams alone.
 //! Invariant: making a sink connects to nothing; what is impossible is a problem with its place.
 
+#[cfg(feature = "cosmos")]
+mod cosmos;
 #[cfg(feature = "jsonl")]
 mod jsonl;
 #[cfg(feature = "kafka")]
@@ -49,8 +51,8 @@ use crate::config::{Place, Problem, SinkConfig, SourceConfig};
 
 pub(crate) use log::{Log, LogMirror, LogStanding, MirrorConsumer, STATES};
 
-#[cfg(not(any(feature = "postgres", feature = "sqlite")))]
-compile_error!("postrider needs a source: build with --features sqlite or postgres");
+#[cfg(not(any(feature = "cosmos", feature = "postgres", feature = "sqlite")))]
+compile_error!("postrider needs a source: build with --features sqlite, postgres or cosmos");
 #[cfg(not(any(
     feature = "jsonl",
     feature = "kafka",
@@ -124,6 +126,8 @@ pub(crate) const SOURCE_KINDS: &[Kind] = &[
     postgres_feed::KIND,
     #[cfg(feature = "postgres")]
     postgres_wal::KIND,
+    #[cfg(feature = "cosmos")]
+    cosmos::KIND,
 ];
 
 /// The sinks of this build.
@@ -152,6 +156,8 @@ pub(crate) const ABSENT: &[(&str, &str)] = &[
     ("postgres-feed", "postgres"),
     #[cfg(not(feature = "postgres"))]
     ("postgres-wal", "postgres"),
+    #[cfg(not(feature = "cosmos"))]
+    ("cosmos", "cosmos"),
     #[cfg(not(feature = "webhook"))]
     ("webhook", "webhook"),
     #[cfg(not(feature = "servicebus"))]
@@ -175,6 +181,8 @@ pub(crate) fn show_source(config: &SourceConfig) -> String {
         sqlite::NAME => sqlite::show(config),
         #[cfg(feature = "postgres")]
         postgres_feed::NAME | postgres_wal::NAME => postgres::show(config.kind, config),
+        #[cfg(feature = "cosmos")]
+        cosmos::NAME => cosmos::show(config),
         kind => kind.to_owned(),
     }
 }
@@ -191,6 +199,8 @@ pub(crate) fn schema_sql(config: &SourceConfig) -> Result<String> {
         postgres_feed::NAME => Ok(postgres_feed::schema_sql(config)),
         #[cfg(feature = "postgres")]
         postgres_wal::NAME => Ok(postgres_wal::schema_sql(config)?),
+        #[cfg(feature = "cosmos")]
+        cosmos::NAME => cosmos::schema_sql(),
         kind => unknown(kind),
     }
 }
@@ -209,6 +219,8 @@ pub(crate) fn check_source(config: &SourceConfig, problems: &mut Vec<Problem>) {
         postgres_feed::NAME => problems.extend(postgres_feed::check(config)),
         #[cfg(feature = "postgres")]
         postgres_wal::NAME => problems.extend(postgres_wal::check(config)),
+        #[cfg(feature = "cosmos")]
+        cosmos::NAME => problems.extend(cosmos::check(config)),
         kind => unknown(kind),
     }
 }
@@ -239,6 +251,8 @@ pub(crate) async fn open_source(config: &SourceConfig, schema: OnSchema) -> Resu
         postgres_feed::NAME => postgres_feed::open(config, schema).await,
         #[cfg(feature = "postgres")]
         postgres_wal::NAME => postgres_wal::open(config, schema).await,
+        #[cfg(feature = "cosmos")]
+        cosmos::NAME => cosmos::open(config, schema).await,
         kind => unknown(kind),
     }
 }

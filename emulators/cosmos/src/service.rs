@@ -289,12 +289,28 @@ fn response(answer: &RawResponse) -> Response<Full<Bytes>> {
     let mut response = Response::builder().status(status);
     for (name, value) in answer.headers().iter() {
         if name.as_str() != "content-length" {
-            response = response.header(name.as_str(), value.as_str());
+            response = response.header(name.as_str(), ascii(value.as_str()));
         }
     }
     let content =
         if status == 304 { Bytes::new() } else { Bytes::copy_from_slice(answer.body().as_ref()) };
     response.body(Full::new(content)).unwrap_or_else(|_| error(500, None, "an impossible header"))
+}
+
+/// A change feed's place names a document's id, in JSON: what no header can carry is escaped there.
+fn ascii(value: &str) -> String {
+    let mut text = String::with_capacity(value.len());
+    for unit in value.chars() {
+        if unit.is_ascii() {
+            text.push(unit);
+            continue;
+        }
+        let mut units = [0; 2];
+        for unit in unit.encode_utf16(&mut units) {
+            text.push_str(&format!("\\u{unit:04x}"));
+        }
+    }
+    text
 }
 
 /// An answer with JSON in it.

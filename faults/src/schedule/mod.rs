@@ -51,6 +51,8 @@ pub enum SourceKind {
     PostgresFeed,
     /// The outbox in PostgreSQL, read from the write-ahead log.
     PostgresWal,
+    /// Documents in Azure Cosmos DB, by its change feed.
+    Cosmos,
 }
 
 impl SourceKind {
@@ -60,6 +62,7 @@ impl SourceKind {
             Self::Sqlite => SQLITE_THEMES,
             Self::PostgresFeed => postgres::THEMES,
             Self::PostgresWal => postgres_wal::THEMES,
+            Self::Cosmos => crate::cosmos::THEMES,
         }
     }
 }
@@ -70,6 +73,7 @@ impl fmt::Display for SourceKind {
             Self::Sqlite => "sqlite",
             Self::PostgresFeed => "postgres-feed",
             Self::PostgresWal => "postgres-wal",
+            Self::Cosmos => "cosmos",
         })
     }
 }
@@ -224,6 +228,10 @@ impl Schedule {
             SourceKind::Sqlite => Self::sqlite(seed, index, sink),
             SourceKind::PostgresFeed => postgres::derive(seed, index, sink),
             SourceKind::PostgresWal => postgres_wal::derive(seed, index, sink, None),
+            // What goes wrong is planned beside it (`cosmos/plan.rs`).
+            SourceKind::Cosmos => {
+                Self { source, steps: Vec::new(), ..Self::sqlite(seed, index, sink) }
+            }
         }
     }
 

@@ -171,6 +171,7 @@ impl World {
                 let path = on_small(SmallDisk::Database).join("app.db");
                 Data::Sqlite(Box::new(SqliteData::create(path, schedule.partitions)?))
             }
+            SourceKind::Cosmos => anyhow::bail!("an account has a world of its own"),
             SourceKind::PostgresFeed | SourceKind::PostgresWal => {
                 Data::Postgres(Box::new(PostgresData::create(schedule, templates)?))
             }

@@ -8,6 +8,8 @@ mod admin;
 #[cfg(all(feature = "nats", feature = "rabbitmq", feature = "redis"))]
 mod brokers;
 mod config;
+#[cfg(all(feature = "cosmos", feature = "servicebus"))]
+mod cosmos;
 #[cfg(feature = "demo")]
 mod demo;
 #[cfg(feature = "demo")]

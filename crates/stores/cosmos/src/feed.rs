@@ -130,9 +130,16 @@ impl CosmosStore {
         if documents.is_empty() {
             return Ok(None);
         }
+        let after = token_of(&pages)?;
+        if after == before {
+            // Read on from here, the same page would come for ever.
+            return Err(Error::transient(format!(
+                "{READ}: a page came without a place after it; it is asked for again"
+            )));
+        }
         in_order(&mut documents);
         let full = documents.len() >= most.get() as usize;
-        Ok(Some(Page { documents, before, after: token_of(&pages)?, full }))
+        Ok(Some(Page { documents, before, after, full }))
     }
 
     /// What follows a full page of the key that it ends with: a page may end in the middle of a

@@ -240,6 +240,84 @@ async fn partitions_follow_the_ranges() {
     }
 }
 
+/// Every event is in one range, however many there are, and each range comes to its head.
+#[tokio::test]
+async fn ranges_share_the_events_out() {
+    const KEYS: u64 = 40;
+    let world = World::new(12).await;
+    let events: Vec<_> =
+        (0..KEYS * 15).map(|n| event(&format!("w/köln {}", n % KEYS), n)).collect();
+    world.append(&events).await;
+    let partitions = world.store.partitions(&consumer("one")).await.expect("listed");
+    assert_eq!(partitions.len(), 12);
+    let mut found = Vec::new();
+    for partition in partitions {
+        let (records, _, _) = read_from(&world.store, &partition, &Position::START, WHOLE).await;
+        found.extend(numbers(&records));
+    }
+    found.sort_unstable();
+    assert_eq!(found, (0..KEYS * 15).collect::<Vec<u64>>());
+}
+
+/// Entities that change with their events are passed over, and the head stays the head.
+#[tokio::test]
+async fn changing_entities_bring_nothing_back() {
+    let world = World::new(12).await;
+    let mut expected = Vec::new();
+    for round in 0..10u64 {
+        for n in 0..20u64 {
+            let key = format!("w0/köln {n}");
+            let id = Uuid::new_v4().to_string();
+            let entity = json!({
+                "id": key.replace('/', "-"), "partitionKey": key, "type": "order",
+                "data": {}, "ttl": -1, "lastSeq": round + 1,
+            });
+            let event = json!({
+                "id": id, "partitionKey": key, "type": "domainEvent",
+                "data": { "action": "OrderChanged", "n": round }, "ttl": 60, "seq": round + 1,
+            });
+            world.upsert(&key, &[entity, event]).await;
+            expected.push(id);
+        }
+    }
+    let mut found = Vec::new();
+    for partition in world.store.partitions(&consumer("one")).await.expect("listed") {
+        let (records, head, _) = read_from(&world.store, &partition, &Position::START, WHOLE).await;
+        found.extend(records.iter().map(|record| record.event.id().to_string()));
+        let store = world.another().await;
+        let (again, _, _) = read_from(&store, &partition, &head, WHOLE).await;
+        assert_eq!(numbers(&again), [] as [u64; 0], "{partition}");
+    }
+    found.sort_unstable();
+    expected.sort_unstable();
+    assert_eq!(found.len(), expected.len());
+    assert_eq!(found, expected);
+}
+
+/// A backlog longer than a page is counted whole, in the ranges that a consumer has.
+#[tokio::test]
+async fn a_long_backlog_is_counted() {
+    use postrider_core::Leases;
+    let world = World::new(1).await;
+    let group = postrider_conformance::samples::group("relays");
+    let relay = postrider_conformance::samples::relay("r");
+    let ttl = Duration::from_secs(60);
+    let held = world.store.acquire(&group, &whole(), &relay, ttl).await.expect("an answer");
+    let postrider_core::Acquired::Held(lease) = held else { panic!("it is free") };
+    let sink = consumer("sink");
+    let none = postrider_core::Tally::default();
+    world.store.advance(&lease, &sink, &Position::START, none).await.expect("begun");
+    for batch in 0..5u64 {
+        let events: Vec<_> = (0..50).map(|n| event("k", batch * 50 + n)).collect();
+        world.append(&events).await;
+        // The database's time is told in seconds: what is counted by it has another one.
+        tokio::time::sleep(Duration::from_millis(1_050)).await;
+    }
+    let progress = world.store.progress().await.expect("readable");
+    assert_eq!(progress[0].pending, 250);
+    assert!(progress[0].oldest_pending_at.is_some());
+}
+
 /// "Now" stays the same moment for a reader that comes back to it, and a time is found.
 #[tokio::test]
 async fn now_and_a_time_are_places() {

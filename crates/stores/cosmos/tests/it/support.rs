@@ -70,6 +70,18 @@ impl World {
         assert!(statuses.clone().all(|status| status == 201), "{:?}", statuses.collect::<Vec<_>>());
     }
 
+    /// The same, over what is there.
+    pub(crate) async fn upsert(&self, key: &str, documents: &[Value]) {
+        let mut batch = TransactionalBatch::new(key.to_owned());
+        for document in documents {
+            batch = batch.upsert_item(document, None).expect("it is JSON");
+        }
+        let container = self.store.container();
+        let answer = container.execute_transactional_batch(batch, None).await.expect("an answer");
+        let answer = answer.into_model().expect("an answer");
+        assert!(answer.results().iter().all(|result| result.is_success()));
+    }
+
     /// Appends events of any keys: those of one key that follow each other in one batch.
     pub(crate) async fn append(&self, events: &[NewEvent]) -> Vec<EventId> {
         let fresh = || EventId::from_uuid(Uuid::new_v4());
