@@ -27,7 +27,8 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     let target = workspace.target()?.join("faults");
     let mut build = workspace.cargo();
     build.args(["build", "--release", "--locked", "-p", "postrider-cli", "-p", "postrider-faults"]);
-    build.args(["--features", "postrider-cli/failpoints,postrider-cli/cosmos", "--target-dir"]).arg(&target);
+    build.args(["--features", "postrider-cli/failpoints,postrider-cli/cosmos"]);
+    build.arg("--target-dir").arg(&target);
     let built = build.status().context("start cargo build")?;
     if !built.success() {
         bail!("the relay with failpoints could not be built");

@@ -114,7 +114,7 @@ pub(super) struct Task {
 
 /// Writes until the time is over; returns how many events. Each key is this writer's own.
 async fn write(container: ContainerClient, task: &Task) -> Result<u64> {
-    let mut rng = generator(task.seed, task.index, &format!("cosmos writer {}", task.writer));
+    let mut rng = generator(task.seed, task.index, format!("cosmos writer {}", task.writer));
     let begun = Instant::now();
     let mut last: Vec<u64> = vec![0; task.keys];
     let mut written = 0;

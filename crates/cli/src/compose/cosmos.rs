@@ -26,7 +26,7 @@ const BUSY: Duration = Duration::from_millis(50);
 
 pub(super) const KIND: Kind = Kind {
     name: NAME,
-    doc: "Events beside their documents in an Azure Cosmos DB container, read from its change feed.",
+    doc: "Events beside their documents in an Azure Cosmos DB container, by its change feed.",
     keys: &[
         key(
             "url",

@@ -1,7 +1,7 @@
 //! What a person should know of a container before it costs an event.
 //!
-//! What lives here: the forecast of unsent events that will expire, and the database's own time. What
-//! does not: events that have expired (`expired.rs`).
+//! What lives here: the forecast of unsent events that will expire, and the database's own time.
+//! What does not: events that have expired (`expired.rs`).
 //! Invariant: ages are judged in the database's time, which is what it writes into a document of
 //! ours.
 

@@ -87,9 +87,10 @@ pub(crate) fn is_event(document: &Value) -> bool {
     document.get("type").and_then(Value::as_str) == Some(EVENT_TYPE)
 }
 
-/// The number of an event within its logical partition, where it has one.
-pub(crate) fn seq(document: &Value) -> Option<u64> {
-    document.get("seq").and_then(Value::as_u64)
+/// The number of an event within its logical partition, where it has one; below zero, where no
+/// entity counts it, and then of its batch alone.
+pub(crate) fn seq(document: &Value) -> Option<i64> {
+    document.get("seq").and_then(Value::as_i64)
 }
 
 /// When the database wrote a document: seconds since 1970.

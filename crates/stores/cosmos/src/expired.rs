@@ -1,7 +1,7 @@
 //! Events that were deleted before they were read: gaps in the numbers of a key.
 //!
-//! What lives here: what was seen of each key's numbers, and what is missing between them. What does
-//! not: the forecast (`advice.rs`).
+//! What lives here: what was seen of each key's numbers, and what is missing between them. What
+//! does not: the forecast (`advice.rs`).
 //! Invariant: a gap is told once, and only where it can't be an event that comes later: between two
 //! events of a key that were read one after the other, or below the number that an entity had when
 //! it was written longer ago than an event lives.
@@ -46,7 +46,8 @@ impl Expired {
             last.clear();
         }
         for document in documents.iter().filter(|document| is_event(document)) {
-            let (Some(key), Some(number)) = (text(document, "partitionKey"), seq(document)) else {
+            let number = seq(document).and_then(|number| u64::try_from(number).ok());
+            let (Some(key), Some(number)) = (text(document, "partitionKey"), number) else {
                 continue;
             };
             match last.get_mut(key) {

@@ -239,7 +239,7 @@ impl Handing<'_> {
     fn take(&mut self, page: Page, rest: Vec<Value>, from: &Place) -> Result<At> {
         let inner = &self.store.inner;
         let mut at = At::token(&inner.container_rid, page.before);
-        (at.ordinal, at.seconds) = (from.ordinal(), from.seconds());
+        (at.ordinal, at.seconds, at.since) = (from.ordinal(), from.seconds(), from.since());
         let passed = from.passed();
         let (mut met, mut ahead) = (BTreeSet::new(), Passed::default());
         at.passed = passed.clone();
@@ -252,7 +252,7 @@ impl Handing<'_> {
         for document in documents.into_iter().filter(is_event) {
             let mark = Passed::mark(&document);
             met.insert(mark);
-            if passed.has(mark) {
+            if passed.has(mark) || written_seconds(&document) < at.since {
                 continue;
             }
             let mut after = at.clone();
@@ -347,6 +347,8 @@ impl Feed for CosmosStore {
         })?;
         let start = ChangeFeedStartFrom::PointInTime(start);
         let pages = self.begin(&range, start, ChangeFeedOptions::default()).await?;
-        At::token(&self.inner.container_rid, token_of(&pages)?).write()
+        let mut at = At::token(&self.inner.container_rid, token_of(&pages)?);
+        at.since = u64::try_from(seconds).unwrap_or(0);
+        at.write()
     }
 }

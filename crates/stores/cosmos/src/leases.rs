@@ -59,13 +59,16 @@ struct Relay {
     ttl: u64,
 }
 
+/// A lease in the version under which this process may write; one writer at a time.
+type Slot = Arc<tokio::sync::Mutex<Option<Kept<Lease>>>>;
+
 /// What this process saw of the documents that run out.
 #[derive(Debug, Default)]
 pub(crate) struct Seen {
     /// By document: its version, and since when it has had it.
     since: Mutex<HashMap<String, (String, Instant)>>,
-    /// By lease: the version under which this process may write; one writer at a time.
-    held: Mutex<HashMap<String, Arc<tokio::sync::Mutex<Option<Kept<Lease>>>>>>,
+    /// By lease.
+    held: Mutex<HashMap<String, Slot>>,
 }
 
 impl Seen {
@@ -84,7 +87,7 @@ impl Seen {
         self.since.lock().unwrap_or_else(PoisonError::into_inner).remove(id);
     }
 
-    fn slot(&self, id: &str) -> Arc<tokio::sync::Mutex<Option<Kept<Lease>>>> {
+    fn slot(&self, id: &str) -> Slot {
         let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
         Arc::clone(held.entry(id.to_owned()).or_default())
     }

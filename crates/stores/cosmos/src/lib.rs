@@ -24,6 +24,7 @@ mod expired;
 mod feed;
 mod inbox;
 mod leases;
+mod letters;
 mod migrate;
 mod numbers;
 mod pages;

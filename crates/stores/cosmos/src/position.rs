@@ -37,6 +37,10 @@ pub(crate) struct At {
     /// When the last document passed was written: seconds since 1970, by the database.
     #[serde(rename = "s")]
     pub(crate) seconds: u64,
+    /// Where the consumer began by a time: events written before this second are passed over, also
+    /// where the service gives them.
+    #[serde(rename = "f", default, skip_serializing_if = "is_zero")]
+    pub(crate) since: u64,
     /// The container's own identifier, which a container of the same name made anew has not.
     #[serde(rename = "r")]
     pub(crate) container: String,
@@ -46,6 +50,10 @@ pub(crate) struct At {
     /// The events after the token that were handed out, too.
     #[serde(rename = "p", default, skip_serializing_if = "Passed::is_empty")]
     pub(crate) passed: Passed,
+}
+
+fn is_zero(number: &u64) -> bool {
+    *number == 0
 }
 
 /// Events that were handed out of a page that was not yet whole: told by marks of their own, since
@@ -123,6 +131,7 @@ impl At {
             version: VERSION,
             ordinal: 0,
             seconds: 0,
+            since: 0,
             container,
             token,
             passed: Passed::default(),
@@ -168,6 +177,14 @@ impl Place {
         match self {
             Self::Start => Passed::default(),
             Self::At(at) => at.passed.clone(),
+        }
+    }
+
+    /// From which second on events are wanted; 0 for all.
+    pub(crate) fn since(&self) -> u64 {
+        match self {
+            Self::Start => 0,
+            Self::At(at) => at.since,
         }
     }
 

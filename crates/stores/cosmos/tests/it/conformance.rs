@@ -8,14 +8,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use postrider_conformance::clock::TokioClock;
+use postrider_conformance::source::SourceHarness;
 use postrider_conformance::store::{Prunes, StoreFeatures, StoreHarness, Supports, Times, Writers};
 use postrider_core::{
     Acquired, BatchLimit, Checkpoint, Checkpoints, ConsumerName, ConsumerProgress, DeadLetter,
     DeadLetterFilter, DeadLetterId, DeadLetterState, DeadLetters, DocumentBatch, DocumentError,
-    DocumentPage, DocumentRead, DocumentStore, ETag, Error, EventId, Feed, FeedPage, GroupName,
-    HeldLease, Key, LeaseInfo, Leases, NewDeadLetter, NewEvent, PageRequest, PartitionId, Position,
-    Pruned, RelayId, Renewal, Result, Retention, RetentionPolicy, SavedDocument, Successor, Tally,
-    Timestamp,
+    DocumentPage, DocumentRead, DocumentStore, ETag, Error, EventId, Feed, FeedPage, FeedSource,
+    GroupName, HeldLease, Key, LeaseInfo, Leases, NewDeadLetter, NewEvent, PageRequest,
+    PartitionId, PollInterval, Position, Pruned, RelayId, Renewal, Result, Retention,
+    RetentionPolicy, SavedDocument, Source, Successor, Tally, Timestamp,
 };
 use postrider_store_cosmos::CosmosStore;
 
@@ -332,11 +334,11 @@ impl StoreHarness for CosmosHarness {
     }
 
     async fn write_row(&self, _: &mut Vec<NewEvent>, _: &str, _: &str) {
-        unimplemented!("no behaviour listed here has rows")
+        panic!("no behaviour listed here has rows")
     }
 
     async fn read_row(&self, _: &str) -> Option<String> {
-        unimplemented!("no behaviour listed here has rows")
+        panic!("no behaviour listed here has rows")
     }
 
     async fn commit(&self, open: Vec<NewEvent>) -> Result<()> {
@@ -356,6 +358,41 @@ impl StoreHarness for CosmosHarness {
         Err(Error::unsupported("the service splits ranges by itself"))
     }
 }
+
+/// The same as a source; ranges are split where partitions of others are raised.
+pub(crate) struct CosmosSource(World);
+
+#[async_trait]
+impl SourceHarness for CosmosSource {
+    async fn fresh(partitions: u32) -> Self {
+        Self(World::new(partitions).await)
+    }
+
+    fn source(&self) -> Arc<dyn Source> {
+        let poll = PollInterval { busy: Duration::from_millis(1), idle: Duration::from_millis(20) };
+        let store = Arc::new(self.0.store.clone());
+        Arc::new(FeedSource::new(store, Arc::new(TokioClock::default()), poll))
+    }
+
+    async fn append(&self, events: &[NewEvent]) {
+        self.0.append(events).await;
+    }
+
+    async fn pass_time(&self, duration: Duration) {
+        // The database tells its time in seconds.
+        tokio::time::sleep(duration + Duration::from_millis(1_100)).await;
+    }
+
+    fn raising(&self) -> Supports {
+        Supports::No
+    }
+
+    async fn raise_partitions(&self, _: u32) -> Result<()> {
+        Err(Error::unsupported("the service splits ranges by itself"))
+    }
+}
+
+postrider_conformance::source_suite!(CosmosSource);
 
 postrider_conformance::listed_tests! { suite, store, CosmosHarness;
     feed:
