@@ -21,6 +21,8 @@ const IN_NAMESPACE: &str = "POSTRIDER_FAULTS_IN_NAMESPACE";
 /// Schedules of brokers in the smoke test: one in which each is killed, one in which it refuses
 /// events, one of a relay that dies.
 const SMOKE_OF_BROKERS: [u64; 3] = [1, 9, 10];
+/// Schedules from Cosmos DB in the smoke test: relays that are killed, a split, lost answers.
+const SMOKE_OF_COSMOS: [u64; 3] = [0, 3, 6];
 /// Schedules per source and sink in the smoke test, evenly spread: with each sink other themes.
 const SMOKE_SCHEDULES: u64 = 4;
 
@@ -39,6 +41,7 @@ const EXAMPLES: &str = "Examples:
   cargo xtask faults --source sqlite --sink servicebus --schedules 100       against the emulator
   cargo xtask faults --source postgres-wal --sink nats --schedules 100       against a real server;
                                                                              also rabbitmq, redis
+  cargo xtask faults --source cosmos --sink servicebus --schedules 100       between two emulators
   cargo xtask faults takeover
   cargo xtask faults outage --sink nats --seconds 60 --events 100000";
 
@@ -58,7 +61,7 @@ struct Schedules {
     /// Where the events come from
     #[arg(long, value_enum, default_value_t = SourceKind::Sqlite)]
     source: SourceKind,
-    /// Where they go; webhook and jsonl, one after the other, when left out
+    /// Where they go; webhook and jsonl, one after the other, when left out (from cosmos servicebus)
     #[arg(long, value_enum)]
     sink: Option<SinkKind>,
     /// How many schedules; one round of themes when left out
@@ -304,7 +307,13 @@ fn runs(args: &Schedules) -> Vec<(SourceKind, SinkKind, Vec<u64>)> {
             (args.from..args.from.saturating_add(count)).collect()
         }
     };
-    let sinks = args.sink.map_or(vec![SinkKind::Webhook, SinkKind::Jsonl], |sink| vec![sink]);
+    let usual = match args.source {
+        SourceKind::Cosmos => vec![SinkKind::Servicebus],
+        SourceKind::Sqlite | SourceKind::PostgresFeed | SourceKind::PostgresWal => {
+            vec![SinkKind::Webhook, SinkKind::Jsonl]
+        }
+    };
+    let sinks = args.sink.map_or(usual, |sink| vec![sink]);
     sinks.into_iter().map(|sink| (args.source, sink, indices.clone())).collect()
 }
 
@@ -319,7 +328,8 @@ fn smoke() -> Vec<(SourceKind, SinkKind, Vec<u64>)> {
     });
     // A sink in trouble is the same trouble from every source.
     let brokers = BROKERS.map(|sink| (SourceKind::Sqlite, sink, SMOKE_OF_BROKERS.to_vec()));
-    usual.chain(brokers).collect()
+    let cosmos = (SourceKind::Cosmos, SinkKind::Servicebus, SMOKE_OF_COSMOS.to_vec());
+    usual.chain(brokers).chain([cosmos]).collect()
 }
 
 /// Shared memory of our own: a process that sees a moved clock leaves a piece of it behind when it
