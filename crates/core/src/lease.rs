@@ -163,6 +163,12 @@ pub trait Leases: Send + Sync {
     /// Frees the lease at once. Releasing a lost one does nothing.
     async fn release(&self, lease: &HeldLease) -> Result<()>;
 
+    /// How long a relay that shares partitions with others waits between two looks at their leases:
+    /// so much later it notices what it may take. A store that charges for each look waits longer.
+    fn standby(&self) -> Duration {
+        Duration::from_millis(50)
+    }
+
     /// Every lease of the group, by partition.
     async fn leases(&self, group: &GroupName) -> Result<Vec<LeaseInfo>>;
 }

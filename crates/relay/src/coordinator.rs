@@ -22,9 +22,6 @@ use crate::status::RelayStatus;
 use crate::told::Told;
 use crate::trust::Trust;
 
-/// How soon a free lease is noticed by a relay that wants one: a planned hand-over takes twice this
-/// at most.
-const STANDBY_POLL: Duration = Duration::from_millis(50);
 /// How often a relay that holds all it may looks around.
 const HOLDING_POLL: Duration = Duration::from_millis(250);
 /// Shortest time between two looks at the live relays.
@@ -215,7 +212,8 @@ impl Coordinator {
             self.acquire(partition, stop).await?;
         }
         self.give_back();
-        Ok(STANDBY_POLL)
+        // A planned hand-over takes twice this at most.
+        Ok(self.store.standby())
     }
 
     /// The live relays as the keeper has heard, if that was lately and this one is among them.

@@ -118,6 +118,9 @@ struct Shared {
     proxy: Proxy,
     usually: Mutex<Takes>,
     doubts: Mutex<Doubts>,
+    /// The most events that it was seen to hold: nothing takes any away before the end, and a
+    /// server that has just started may not have counted all of them.
+    most: AtomicU64,
     failed: Mutex<Option<anyhow::Error>>,
 }
 
@@ -172,6 +175,7 @@ impl Broker {
             proxy,
             usually: Mutex::new(usually),
             doubts: Mutex::new(Doubts::new(nature.under_way)),
+            most: AtomicU64::new(0),
             failed: Mutex::default(),
         });
         let (jobs, todo) = channel();
@@ -304,7 +308,8 @@ impl Drop for Broker {
 impl Shared {
     /// None while the server is away or being changed.
     fn count(&self) -> Option<u64> {
-        self.server.try_lock().ok()?.count().ok()
+        let now = self.server.try_lock().ok()?.count().ok()?;
+        Some(self.most.fetch_max(now, Ordering::SeqCst).max(now))
     }
 
     fn work(&self, todo: &Receiver<Job>) {

@@ -102,8 +102,8 @@ pub(super) const KIND: Kind = Kind {
         ),
         key(
             "max_items",
-            Shape::Integer { min: 1, max: 100 },
-            Need::Default("100"),
+            Shape::Integer { min: 1, max: 50 },
+            Need::Default("50"),
             "Most documents in one page of the change feed.",
         ),
         key(

@@ -141,6 +141,31 @@ fn a_kill_a_split_and_throttling_lose_nothing_and_sessions_keep_their_order() {
     assert_eq!(status["consumers"][0]["pending"], json!(0), "{status}");
 }
 
+/// Three relays have four of twelve ranges each, and two have six once the third is dead.
+#[test]
+fn relays_share_the_ranges_evenly() {
+    let world = World::new(12);
+    world.configure("");
+    let shares = || {
+        let status = world.home.postrider(&["status", "--json"]).expect(0).json();
+        let mut shares: HashMap<String, usize> = HashMap::new();
+        for partition in status["partitions"].as_array().expect("a list") {
+            if let Some(holder) = partition["holder"].as_str() {
+                *shares.entry(holder.to_owned()).or_default() += 1;
+            }
+        }
+        let mut shares: Vec<usize> = shares.into_values().collect();
+        shares.sort_unstable();
+        shares
+    };
+    let relays: Vec<_> = (0..3).map(|_| world.home.start(&["run"])).collect();
+    eventually("four each", || (shares() == [4, 4, 4]).then_some(()));
+    relays[1].signal(Signal::KILL);
+    eventually("six each", || (shares() == [6, 6]).then_some(()));
+    world.write(0, 0);
+    eventually("it arrives", || (world.ids() == EACH).then_some(()));
+}
+
 /// What waits longer than a quarter of its time to live is told before it is deleted.
 #[test]
 fn unsent_events_that_may_expire_are_told() {

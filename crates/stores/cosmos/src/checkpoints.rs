@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use crate::CosmosStore;
-use crate::control::{Control, Kept, Write, Written, id};
+use crate::control::{Control, Kept, MAX_BATCH_OPERATIONS, Write, Written, id};
 use crate::position::Place;
 
 const CHECKPOINT: &str = "checkpoint";
@@ -137,7 +137,7 @@ impl Checkpoints for CosmosStore {
         let ahead = Place::read(to)?.ordinal();
         let partition = lease.partition().as_str();
         let control = &self.inner.control;
-        let mut under = self.under(lease).await;
+        let mut under = self.under(lease);
         loop {
             let mut change = Change::read(control, consumer.as_str(), partition).await?;
             let standing = &mut change.standing;
@@ -171,7 +171,7 @@ impl Checkpoints for CosmosStore {
         self.hand_letters_on(lease, consumer, successors).await?;
         let partition = lease.partition().as_str();
         let control = &self.inner.control;
-        let mut under = self.under(lease).await;
+        let mut under = self.under(lease);
         loop {
             let mut writes = Vec::new();
             for successor in successors {
@@ -214,18 +214,23 @@ impl Checkpoints for CosmosStore {
             }
         }
         let letters = self.discard_letters(consumer).await?;
-        let mut known = letters > 0;
-        for standing in found {
-            let id = standing.body.id();
-            for _ in 0..TRIES {
-                let Some(there) = control.read::<Standing>(&id).await? else { break };
-                known = true;
-                let gone = [Write::Delete(id.clone(), there.etag)];
-                if let Written::All(_) = control.write(&gone).await? {
+        for _ in 0..TRIES {
+            // Finished ones last: without them a consumer of the same name would begin with their
+            // ranges again, and with them alone it would never read those of their successors.
+            let mut left = standings(control, Some(consumer)).await?;
+            left.sort_by_key(|standing| standing.body.ended);
+            if left.is_empty() {
+                return Ok(letters > 0 || !found.is_empty());
+            }
+            for some in left.chunks(MAX_BATCH_OPERATIONS) {
+                let gone = some.iter().map(|one| Write::Delete(one.body.id(), one.etag.clone()));
+                if let Written::Stale = control.write(&gone.collect::<Vec<_>>()).await? {
                     break;
                 }
             }
         }
-        Ok(known)
+        Err(Error::transient(format!(
+            "consumer {consumer} is written to by others while it is removed; stop its relays"
+        )))
     }
 }

@@ -17,7 +17,7 @@ const DEFAULT_EVENT_TTL: Duration = Duration::from_secs(10 * 86_400);
 /// The service counts seconds in 31 bits.
 const MAX_EVENT_TTL: Duration = Duration::from_secs(i32::MAX as u64);
 /// A place within a page names the events of it that were handed out, and a position holds no more.
-const MAX_ITEMS: u32 = 100;
+const MAX_ITEMS: u32 = 50;
 /// Longest name of a database or container.
 const MAX_NAME_BYTES: usize = 255;
 
@@ -305,7 +305,7 @@ fn default_event_ttl_ms() -> u64 {
 
 /// Enough for a page to be worth its request; a page's bytes are bounded by the service.
 fn default_max_items() -> u32 {
-    100
+    MAX_ITEMS
 }
 
 fn no_secret() -> Secret {

@@ -83,7 +83,15 @@ async fn lease_container(
     let read = container.read(None).await.map_err(failed(place))?;
     let properties = read.into_model().map_err(failed(place))?;
     check_key(&config.lease_container, &properties)?;
-    Ok(container)
+    match properties.default_ttl {
+        TimeToLive::NoDefault => Ok(container),
+        _ => Err(Error::permanent(format!(
+            "lease_container: {:?} would remove checkpoints and dead letters by age, or never what \
+             relays leave behind; set its default time to live to \"On (no default)\", which is \
+             defaultTtl -1",
+            config.lease_container
+        ))),
+    }
 }
 
 /// Refuses a container in which documents would be apart from their events, or events live for

@@ -5,6 +5,8 @@
 //! Invariant: all documents of one monitored container share one logical partition, so that a batch
 //! over any of them is one transaction; no document is overwritten unseen.
 
+use std::collections::HashSet;
+
 use azure_data_cosmos::clients::ContainerClient;
 use azure_data_cosmos::feed::FeedScope;
 use azure_data_cosmos::models::{TransactionalBatchOperationResult, TransactionalBatchResponse};
@@ -121,6 +123,29 @@ impl Control {
         let place = "query the lease container";
         while let Some(document) = documents.try_next().await.map_err(failed(place))? {
             found.push(kept(document)?);
+            if found.len() == most {
+                break;
+            }
+        }
+        Ok(found)
+    }
+
+    /// The different texts that one property of the documents that match has, until so many are
+    /// known; nothing else of the documents is read.
+    pub(crate) async fn texts(
+        &self,
+        kind: &str,
+        property: &str,
+        clause: &str,
+        values: &[(&str, Value)],
+        most: usize,
+    ) -> Result<HashSet<String>> {
+        let text = format!("SELECT VALUE {property} FROM c WHERE c.kind = @kind {clause}");
+        let mut found = HashSet::new();
+        let mut texts = self.documents::<String>(text, kind, values).await?;
+        let place = "query the lease container";
+        while let Some(text) = texts.try_next().await.map_err(failed(place))? {
+            found.insert(text);
             if found.len() == most {
                 break;
             }

@@ -162,7 +162,7 @@ impl CosmosStore {
             }
             for together in chunks(moves) {
                 // What changed meanwhile is read again by the next look.
-                self.under(lease).await.write(together).await?;
+                self.under(lease).write(together).await?;
             }
         }
     }
@@ -191,12 +191,11 @@ fn chunks(writes: Vec<Write>) -> Vec<Vec<Write>> {
     all
 }
 
-/// The first so many letters that fit into one batch.
-fn first_that_fit(letters: &[NewDeadLetter]) -> usize {
+/// The first so many letters whose documents fit into one batch.
+fn first_that_fit(consumer: &ConsumerName, letters: &[NewDeadLetter]) -> usize {
     let mut bytes = 0usize;
     let fits = letters.iter().take(AT_ONCE).take_while(|letter| {
-        // JSON in a document may need an escape for each byte, and base64 a third more.
-        bytes = bytes.saturating_add(letter.entry.cost_bytes() * 4 / 3);
+        bytes = bytes.saturating_add(Letter::size(consumer.as_str(), letter));
         bytes <= MAX_BATCH_BYTES
     });
     fits.count().max(1)
@@ -212,8 +211,8 @@ impl DeadLetters for CosmosStore {
     ) -> Result<u64> {
         let (mut added, mut rest) = (0, letters);
         while !rest.is_empty() {
-            let (now, later) = rest.split_at(first_that_fit(rest));
-            let mut under = self.under(lease).await;
+            let (now, later) = rest.split_at(first_that_fit(consumer, rest));
+            let mut under = self.under(lease);
             added += loop {
                 let (writes, new) = park(&self.inner.control, lease, consumer, now).await?;
                 if under.write(writes).await? {
@@ -241,8 +240,7 @@ impl DeadLetters for CosmosStore {
             values.push(("@keys", json!(texts)));
             let clause = format!("{OF} {BLOCKS} AND ARRAY_CONTAINS(@keys, c.key)");
             let control = &self.inner.control;
-            let found = control.query::<Letter>(LETTER, &clause, &values, usize::MAX).await?;
-            blocked.extend(found.into_iter().filter_map(|found| found.body.key));
+            blocked.extend(control.texts(LETTER, "c.key", &clause, &values, some.len()).await?);
         }
         Ok(keys.iter().filter(|key| blocked.contains(key.as_str())).cloned().collect())
     }
@@ -302,7 +300,7 @@ impl DeadLetters for CosmosStore {
         let (control, partition) = (&self.inner.control, lease.partition());
         for some in ids.chunks(AT_ONCE) {
             let numbers: Vec<u64> = some.iter().map(|id| id.get()).collect();
-            let mut under = self.under(lease).await;
+            let mut under = self.under(lease);
             loop {
                 let mut values = of(consumer, partition);
                 values.push(("@numbers", json!(numbers)));
@@ -338,7 +336,7 @@ impl DeadLetters for CosmosStore {
             return Err(Error::permanent("a refused dead letter is parked again or skipped"));
         }
         let control = &self.inner.control;
-        let mut under = self.under(lease).await;
+        let mut under = self.under(lease);
         loop {
             let values =
                 [("@number", json!(id.get())), ("@partition", json!(lease.partition().as_str()))];

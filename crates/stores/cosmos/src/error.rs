@@ -48,6 +48,11 @@ fn classify(
         }
         (413, _) => (ErrorKind::Permanent, "the document or batch is too large; make it smaller"),
         (400, _) => (ErrorKind::Permanent, "the service refuses the request as malformed"),
+        // The client's own: no page with such a document will ever be read.
+        (500, 20020) => (
+            ErrorKind::Corrupt,
+            "a document can't be read by the SDK; one that is nested more than 120 deep is none",
+        ),
         (408, _) | (500..=599, _) => {
             (ErrorKind::Transient, "the account could not be reached or did not answer; try again")
         }
@@ -118,6 +123,7 @@ mod tests {
             (413, None, ErrorKind::Permanent),
             (408, Some(20008), ErrorKind::Transient),
             (500, None, ErrorKind::Transient),
+            (500, Some(20020), ErrorKind::Corrupt),
             (503, Some(20003), ErrorKind::Transient),
             (418, None, ErrorKind::Permanent),
         ] {

@@ -58,6 +58,7 @@ pub(crate) fn document(event: &Event, ttl_seconds: i64, seq: u64, default_topic:
 fn content(document: &mut Map<String, Value>, payload: &Bytes) -> Option<String> {
     if let Ok(object @ Value::Object(_)) = serde_json::from_slice::<Value>(payload)
         && keeps_numbers(&object)
+        && is_shallow(&object, MAX_DEPTH)
     {
         let action = object.get(ACTION).and_then(Value::as_str).map(str::to_owned);
         document.insert("data".to_owned(), object);
@@ -70,6 +71,20 @@ fn content(document: &mut Map<String, Value>, payload: &Bytes) -> Option<String>
     // The article's own mark of a document that is worth reading.
     document.insert("data".to_owned(), Value::Null);
     None
+}
+
+/// How deep a payload's JSON may be nested to stand in the document as such: the service and its
+/// clients read documents up to about 120 levels, and one that they can't read stops its range.
+const MAX_DEPTH: usize = 64;
+
+fn is_shallow(value: &Value, levels: usize) -> bool {
+    match value {
+        Value::Array(values) => levels > 0 && values.iter().all(|one| is_shallow(one, levels - 1)),
+        Value::Object(members) => {
+            levels > 0 && members.values().all(|one| is_shallow(one, levels - 1))
+        }
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => true,
+    }
 }
 
 /// Whether the service keeps every number of a value as it is: it has 64-bit floats alone.
@@ -230,6 +245,22 @@ mod tests {
                 Entry::Record(record) => assert!(record.event == event, "{payload:?}"),
                 Entry::Malformed(malformed) => panic!("{}", malformed.reason),
             }
+        }
+    }
+
+    #[test]
+    fn a_deeply_nested_payload_is_kept_as_text() {
+        for (levels, as_text) in [(60, false), (64, false), (65, true), (120, true)] {
+            let nested = format!(
+                "{{\"action\":\"A\",\"b\":{}{}}}",
+                "[".repeat(levels - 1),
+                "]".repeat(levels - 1)
+            );
+            let payload: &'static [u8] = nested.into_bytes().leak();
+            let event = made(payload, JSON, DEFAULT_TOPIC);
+            let document = document(&event, 60, 3, DEFAULT_TOPIC);
+            assert_eq!(document.get("dataText").is_some(), as_text, "{levels}");
+            assert!(matches!(read(&document), Entry::Record(record) if record.event == event));
         }
     }
 

@@ -6,7 +6,7 @@
 //! reading on from it gives every event that was not, whatever the size of pages and whether the
 //! range was split since. Events of one key that one page has come in the order of their numbers.
 
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeSet, VecDeque};
 use std::num::NonZeroU32;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -15,6 +15,8 @@ use async_trait::async_trait;
 use azure_data_cosmos::feed::{ChangeFeedPageIterator, ContinuationToken, FeedRange, FeedScope};
 use azure_data_cosmos::models::ChangeFeedItem;
 use azure_data_cosmos::options::{ChangeFeedOptions, ChangeFeedStartFrom, MaxItemCountHint};
+use base64::Engine;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use futures_util::StreamExt;
 use postrider_core::{
     BatchLimit, ConsumerName, Entry, Error, Feed, FeedPage, PartitionId, Position, Result,
@@ -30,11 +32,15 @@ use crate::position::{At, Passed, Place};
 use crate::ranges;
 
 const READ: &str = "read the change feed";
+/// Where a document has the number of its change, if the service tells it.
+const LSN: &str = "_lsn";
 
 type Pages = ChangeFeedPageIterator<ChangeFeedItem<Value>>;
 
 /// Marks that are carried on at most: documents that changed or were deleted since are never met.
-const MAX_CARRIED: usize = 100;
+const MAX_CARRIED: usize = 50;
+/// How often "now" is looked for anew, when the container is split meanwhile.
+const SPLITS_AT_ONCE: usize = 5;
 /// Pages that were read ahead and are kept until their turn; the service gives 4 MB in one.
 const MAX_AHEAD: usize = 16;
 
@@ -123,10 +129,16 @@ impl CosmosStore {
         }
         let mut pages = self.begin(range, ChangeFeedStartFrom::Beginning, options).await?;
         let before = token_of(&pages)?;
-        let Some(page) = pages.next().await else { return Ok(None) };
-        let page = page.map_err(failed(READ))?;
-        let mut documents: Vec<Value> =
-            page.into_items().into_iter().filter_map(|item| item.current().cloned()).collect();
+        let mut documents = Vec::new();
+        // A token may have several parts, of which each is asked in turn.
+        for _ in 0..parts_of(&before) {
+            let Some(page) = pages.next().await else { return Ok(None) };
+            let page = page.map_err(failed(READ))?;
+            documents.extend(page.into_items().iter().filter_map(changed));
+            if !documents.is_empty() {
+                break;
+            }
+        }
         if documents.is_empty() {
             return Ok(None);
         }
@@ -162,6 +174,8 @@ impl CosmosStore {
                 break;
             }
         }
+        // Each is named in a position, which has room for no more.
+        rest.truncate(MAX_BATCH_OPERATIONS);
         Ok(rest)
     }
 
@@ -185,15 +199,47 @@ impl CosmosStore {
     /// A token of "now" that stays where it is: every part of the range is asked once, since only
     /// the service's answer pins the moment.
     async fn pinned(&self, range: &FeedRange) -> Result<String> {
-        let options = ChangeFeedOptions::default();
-        let mut pages = self.begin(range, ChangeFeedStartFrom::Now, options).await?;
-        let parts = self.ranges(false).await?;
-        for _ in 0..parts.iter().filter(|other| other.overlaps(range)).count().max(1) {
-            let page = pages.next().await;
-            page.transpose().map_err(failed(READ))?;
+        let parts = async |refresh| {
+            let ranges = self.ranges(refresh).await?;
+            Ok::<_, Error>(ranges.iter().filter(|other| other.overlaps(range)).count().max(1))
+        };
+        let mut expected = parts(false).await?;
+        for _ in 0..SPLITS_AT_ONCE {
+            let options = ChangeFeedOptions::default();
+            let mut pages = self.begin(range, ChangeFeedStartFrom::Now, options).await?;
+            for _ in 0..expected {
+                let page = pages.next().await;
+                page.transpose().map_err(failed(READ))?;
+            }
+            // A part that was not asked has no place yet, and would begin at another "now".
+            let found = parts(false).await?;
+            if found == expected {
+                return token_of(&pages);
+            }
+            expected = found;
         }
-        token_of(&pages)
+        Err(Error::transient(format!("{READ}: the container is being split; try again")))
     }
+}
+
+/// The document of a change, with the number of the change where it is told beside it.
+fn changed(item: &ChangeFeedItem<Value>) -> Option<Value> {
+    let mut document = item.current()?.clone();
+    let told = item.metadata().and_then(|metadata| metadata.lsn());
+    if let (Some(told), Some(fields)) = (told, document.as_object_mut()) {
+        fields.entry(LSN).or_insert_with(|| told.value().into());
+    }
+    Some(document)
+}
+
+/// How many parts a token has: one, unless the range was split or merged on the way. The token is
+/// the library's own; where it says nothing of parts, it has one.
+fn parts_of(token: &str) -> usize {
+    let encoded = token.split_once('.').map_or("", |(_, rest)| rest);
+    let decoded = URL_SAFE_NO_PAD.decode(encoded).unwrap_or_default();
+    let state: Value = serde_json::from_slice(&decoded).unwrap_or_default();
+    let parts = state.pointer("/root/active_tokens").and_then(Value::as_array);
+    parts.map_or(1, Vec::len).max(1)
 }
 
 /// Names a place of a range among the pages that were read ahead.
@@ -207,22 +253,38 @@ fn token_of(pages: &Pages) -> Result<String> {
     Ok(token.as_str().to_owned())
 }
 
-/// Events of one key in the order of their numbers, where they have some; the places that they
-/// take stay those of the page. One batch's events have one time, and no order of their own.
+/// What one document has of a batch: its logical partition and its moment. Documents of one batch
+/// stand beside each other.
+fn batch_of(document: &Value) -> (Option<&str>, Option<u64>) {
+    let moment = document.get(LSN).or_else(|| document.get("_ts")).and_then(Value::as_u64);
+    (text(document, "partitionKey"), moment)
+}
+
+/// Events of one batch in the order of their numbers: they have one moment, and no order of their
+/// own. Events of different batches stay as they stand, whatever their numbers: those that no
+/// entity counts have numbers of their batch alone, below zero, and an entity that is made anew
+/// begins anew. Where the service tells no more than the second of a change, batches of one key
+/// and one second are told apart by the sign of their numbers only.
 fn in_order(documents: &mut [Value]) {
-    let mut places: HashMap<String, Vec<usize>> = HashMap::new();
-    for (at, document) in documents.iter().enumerate() {
-        if let (Some(key), Some(_)) = (text(document, "partitionKey"), seq(document)) {
-            places.entry(key.to_owned()).or_default().push(at);
+    let mut from = 0;
+    while from < documents.len() {
+        let batch = batch_of(&documents[from]);
+        let same = documents[from..].iter().take_while(|document| batch_of(document) == batch);
+        let to = from + same.count();
+        let events = (from..to).filter(|at| seq(&documents[*at]).is_some());
+        let places: Vec<usize> = events.collect();
+        let sign = |at: &usize| seq(&documents[*at]).is_some_and(|number| number < 0);
+        let runs: Vec<Vec<usize>> =
+            places.chunk_by(|a, b| sign(a) == sign(b)).map(<[usize]>::to_vec).collect();
+        for run in runs {
+            let mut sorted: Vec<Value> =
+                run.iter().map(|at| std::mem::take(&mut documents[*at])).collect();
+            sorted.sort_by_key(seq);
+            for (at, document) in run.into_iter().zip(sorted) {
+                documents[at] = document;
+            }
         }
-    }
-    for places in places.into_values().filter(|places| places.len() > 1) {
-        let mut sorted: Vec<Value> =
-            places.iter().map(|at| std::mem::take(&mut documents[*at])).collect();
-        sorted.sort_by_key(seq);
-        for (at, document) in places.into_iter().zip(sorted) {
-            documents[at] = document;
-        }
+        from = to;
     }
 }
 
@@ -350,5 +412,60 @@ impl Feed for CosmosStore {
         let mut at = At::token(&self.inner.container_rid, token_of(&pages)?);
         at.since = u64::try_from(seconds).unwrap_or(0);
         at.write()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn event(key: &str, second: u64, seq: i64) -> Value {
+        json!({ "type": "domainEvent", "partitionKey": key, "_ts": second, "seq": seq })
+    }
+
+    fn order(mut documents: Vec<Value>) -> Vec<i64> {
+        in_order(&mut documents);
+        documents.iter().filter_map(seq).collect()
+    }
+
+    #[test]
+    fn only_events_of_one_batch_are_put_in_order() {
+        let entity = json!({ "type": "order", "partitionKey": "k", "_ts": 1, "lastSeq": 3 });
+        let batch = vec![event("k", 1, 3), entity, event("k", 1, 1), event("k", 1, 2)];
+        assert_eq!(order(batch), [1, 2, 3]);
+        // Without their entity, twice: each has numbers of its own.
+        let twice =
+            vec![event("k", 1, -1), event("k", 1, -2), event("k", 2, -1), event("k", 2, -3)];
+        assert_eq!(order(twice), [-2, -1, -3, -1]);
+        // With the entity, and then without.
+        assert_eq!(
+            order(vec![event("k", 1, 1), event("k", 1, -1), event("k", 1, -2)]),
+            [1, -2, -1]
+        );
+        // Deleted and made anew.
+        assert_eq!(order(vec![event("k", 1, 6), event("k", 2, 1)]), [6, 1]);
+        // Another key between them.
+        assert_eq!(order(vec![event("k", 1, 2), event("l", 1, 9), event("k", 1, 1)]), [2, 9, 1]);
+    }
+
+    #[test]
+    fn the_number_of_a_change_tells_batches_apart() {
+        let mut documents = vec![event("k", 1, -1), event("k", 1, -2), event("k", 1, -1)];
+        for (document, change) in documents.iter_mut().zip([7, 7, 8]) {
+            document[LSN] = json!(change);
+        }
+        assert_eq!(order(documents), [-2, -1, -1]);
+    }
+
+    #[test]
+    fn a_token_tells_its_parts() {
+        let token = |state: &Value| format!("c1.{}", URL_SAFE_NO_PAD.encode(state.to_string()));
+        let two = json!({ "root": { "active_tokens": [{}, {}] } });
+        assert_eq!(parts_of(&token(&two)), 2);
+        for other in [token(&json!({})), "c1.".to_owned(), String::new(), "x".to_owned()] {
+            assert_eq!(parts_of(&other), 1, "{other}");
+        }
     }
 }

@@ -28,6 +28,8 @@ const LEASE: &str = "lease";
 const RELAY: &str = "relay";
 /// How often a write that met another's is tried again before it is left to the caller.
 const TRIES: u32 = 20;
+/// Between two looks at others' leases.
+const STANDBY: Duration = Duration::from_millis(500);
 /// How long a relay's document outlives its last word, by the database's own time to live.
 const RELAY_TTL_SECONDS: u64 = 3_600;
 
@@ -132,7 +134,7 @@ pub(crate) struct Under<'a> {
     control: &'a Control,
     lease: &'a HeldLease,
     id: String,
-    known: tokio::sync::OwnedMutexGuard<Option<Kept<Lease>>>,
+    slot: Slot,
     tries: u32,
 }
 
@@ -147,18 +149,23 @@ impl Under<'_> {
         if self.tries > TRIES {
             return Err(busy("write under a lease"));
         }
-        if self.known.is_none() {
-            *self.known = self.control.read::<Lease>(&self.id).await?;
-        }
+        // Held for this write alone: renewals wait for it.
+        let mut known = self.slot.lock().await;
         // Taken, so that a call that is given up leaves nothing to rely on.
-        let current = self.known.take().filter(|found| found.body.is_of(self.lease));
-        let current = current.ok_or_else(|| fenced(self.lease))?;
+        let current = match known.take().filter(|found| found.body.is_of(self.lease)) {
+            Some(current) => current,
+            None => {
+                let found = self.control.read::<Lease>(&self.id).await?;
+                let found = found.filter(|found| found.body.is_of(self.lease));
+                found.ok_or_else(|| fenced(self.lease))?
+            }
+        };
         let next = current.body.beaten();
         let document = self.control.document(LEASE, &self.id, &next)?;
         writes.insert(0, Write::Replace(document, current.etag.clone()));
         let Written::All(etags) = self.control.write(&writes).await? else { return Ok(false) };
         let etag = etags.into_iter().next().unwrap_or_default();
-        *self.known = Some(Kept { body: next, etag, written_at: current.written_at });
+        *known = Some(Kept { body: next, etag, written_at: current.written_at });
         Ok(true)
     }
 }
@@ -188,11 +195,11 @@ impl CosmosStore {
         self.inner.seen.remaining(id, &lease.body.age(), lease.body.ttl())
     }
 
-    /// Begins to write under a lease; other writers of this process under the same one wait.
-    pub(crate) async fn under<'a>(&'a self, lease: &'a HeldLease) -> Under<'a> {
+    /// Begins to write under a lease.
+    pub(crate) fn under<'a>(&'a self, lease: &'a HeldLease) -> Under<'a> {
         let id = lease_id(lease.group().as_str(), lease.partition().as_str());
-        let known = self.inner.seen.slot(&id).lock_owned().await;
-        Under { control: self.control(), lease, id, known, tries: 0 }
+        let slot = self.inner.seen.slot(&id);
+        Under { control: self.control(), lease, id, slot, tries: 0 }
     }
 
     async fn put_lease(&self, id: &str, next: &Lease, seen: Option<&str>) -> Result<bool> {
@@ -213,11 +220,15 @@ impl CosmosStore {
         let slot = self.inner.seen.slot(&lease_id);
         let mut known = slot.lock().await;
         for _ in 0..TRIES {
-            if known.is_none() {
-                *known = self.control().read::<Lease>(&lease_id).await?;
-            }
-            let Some(current) = known.take().filter(|found| found.body.is_of(lease)) else {
-                return Ok(Renewal::Lost);
+            let current = match known.take().filter(|found| found.body.is_of(lease)) {
+                Some(current) => current,
+                None => {
+                    let found = self.control().read::<Lease>(&lease_id).await?;
+                    let Some(found) = found.filter(|found| found.body.is_of(lease)) else {
+                        return Ok(Renewal::Lost);
+                    };
+                    found
+                }
             };
             let next = current.body.renewed(ttl);
             let document = self.control().document(LEASE, &lease_id, &next)?;
@@ -376,6 +387,11 @@ impl Leases for CosmosStore {
             }
         }
         Ok(answers)
+    }
+
+    /// Each look is a query, and costs some request units.
+    fn standby(&self) -> Duration {
+        STANDBY
     }
 
     async fn release(&self, lease: &HeldLease) -> Result<()> {

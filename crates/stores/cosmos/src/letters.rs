@@ -116,6 +116,13 @@ impl Letter {
         }
     }
 
+    /// How many bytes its document has, but for its place.
+    pub(crate) fn size(consumer: &str, new: &NewDeadLetter) -> usize {
+        let letter = Self::new(u64::MAX, consumer, "", new);
+        // Names of the partition and what the store adds: less than two names may have.
+        serde_json::to_vec(&letter).map_or(usize::MAX, |bytes| bytes.len() + 1_024)
+    }
+
     pub(crate) fn id(&self) -> Result<String> {
         Ok(letter_id(&self.consumer, &self.entry()?))
     }

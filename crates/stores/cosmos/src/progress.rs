@@ -27,8 +27,10 @@ use crate::ranges;
 
 /// Events that are read to be counted; beyond them the database counts.
 const COUNTED: BatchLimit = BatchLimit { records: 100, bytes: 16 * 1024 * 1024 };
+/// A backlog is counted up to here: each event that is counted costs the container's throughput.
+const MOST_COUNTED: u64 = 10_000;
 /// The longest time to live that a look at a lease is worth waiting for.
-const LONGEST_LOOK: Duration = Duration::from_secs(15);
+const LONGEST_LOOK: Duration = Duration::from_secs(45);
 /// More than a renewal needs to arrive.
 const A_MOMENT: Duration = Duration::from_millis(100);
 
@@ -97,7 +99,7 @@ impl CosmosStore {
         let mut found = self.inner.container.query_items::<u64>(query, scope, None).await;
         let found = found.as_mut().map_err(|error| cosmos_error(place, error))?;
         let mut count = 0;
-        while found.try_next().await.map_err(failed(place))?.is_some() {
+        while count < MOST_COUNTED && found.try_next().await.map_err(failed(place))?.is_some() {
             count += 1;
         }
         Ok(count)

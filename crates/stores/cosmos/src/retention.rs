@@ -14,7 +14,7 @@ use crate::CosmosStore;
 impl Retention for CosmosStore {
     async fn prune(&self, lease: Option<&HeldLease>, _: &RetentionPolicy) -> Result<Pruned> {
         if let Some(lease) = lease {
-            let mut under = self.under(lease).await;
+            let mut under = self.under(lease);
             while !under.write(Vec::new()).await? {}
             return Ok(Pruned::default());
         }
