@@ -61,7 +61,8 @@ struct Schedules {
     /// Where the events come from
     #[arg(long, value_enum, default_value_t = SourceKind::Sqlite)]
     source: SourceKind,
-    /// Where they go; webhook and jsonl, one after the other, when left out (from cosmos servicebus)
+    /// Where they go; webhook and jsonl, one after the other, when left out, and servicebus from
+    /// cosmos
     #[arg(long, value_enum)]
     sink: Option<SinkKind>,
     /// How many schedules; one round of themes when left out

@@ -38,8 +38,8 @@ pub(crate) fn build(workspace: &Workspace) -> Result<()> {
 /// Licences and sources, by the same rules.
 pub(super) fn deny(workspace: &Workspace) -> Command {
     let mut command = workspace.cargo();
-    command.args(["deny", "--manifest-path", MANIFEST, "check", "--config"]);
-    command.arg(workspace.root.join("deny.toml")).args(["licenses", "sources"]);
+    command.args(["deny", "--manifest-path", MANIFEST, "--config"]);
+    command.arg(workspace.root.join("deny.toml")).args(["check", "licenses", "sources"]);
     command
 }
 

@@ -150,7 +150,7 @@ fn relays_share_the_ranges_evenly() {
         let status = world.home.postrider(&["status", "--json"]).expect(0).json();
         let mut shares: HashMap<String, usize> = HashMap::new();
         for partition in status["partitions"].as_array().expect("a list") {
-            if let Some(holder) = partition["holder"].as_str() {
+            if let Some(holder) = partition["lease"]["holder"].as_str() {
                 *shares.entry(holder.to_owned()).or_default() += 1;
             }
         }
