@@ -238,7 +238,7 @@ fn parts_of(token: &str) -> usize {
     let encoded = token.split_once('.').map_or("", |(_, rest)| rest);
     let decoded = URL_SAFE_NO_PAD.decode(encoded).unwrap_or_default();
     let state: Value = serde_json::from_slice(&decoded).unwrap_or_default();
-    let parts = state.pointer("/root/active_tokens").and_then(Value::as_array);
+    let parts = state["root"]["active_tokens"].as_array();
     parts.map_or(1, Vec::len).max(1)
 }
 
