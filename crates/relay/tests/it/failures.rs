@@ -96,7 +96,8 @@ async fn o57_an_outage_uses_up_no_attempts() {
     assert!(world.letters().await.is_empty());
     assert!(matches!(relay.status.snapshot().sinks[0].state, SinkState::Outage { .. }));
     let calls = relay.status.snapshot().sinks[0].calls;
-    assert!(calls < 2_000, "an open circuit calls seldom: {calls} calls in two hours");
+    // Each partition looks every two seconds, on average: up to four, with full jitter.
+    assert!(calls < 9_000, "an open circuit calls seldom: {calls} calls in two hours");
     world.sink.set_outage(None);
     world.until_delivered(500).await;
     relay.stop().await;

@@ -129,7 +129,8 @@ async fn terminated_backends_cost_one_transient_error_each_at_most() {
             failures += 1;
         }
     }
-    assert!(failures <= 1, "{failures} of 8");
+    // Of three backends: the end of each may be heard of by the statement that meets it.
+    assert!(failures <= 3, "{failures} of 8");
 }
 
 #[tokio::test(flavor = "multi_thread")]
