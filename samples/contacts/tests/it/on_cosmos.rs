@@ -133,6 +133,8 @@ async fn the_articles_walk_through_leaves_the_articles_documents() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn contacts_events_travel_through_a_relay_to_the_receiver() {
     let service = Running::with(receiving).await;
+    // Its first answer tells that it has made its containers.
+    service.get("/api/contacts").await;
     let store = service.kept.store().await;
     let url = Secret::new(format!("{}/webhooks/contacts", service.base));
     let mut config = WebhookConfig::new(url, vec![secret(KEY)]);
