@@ -87,6 +87,11 @@ const BLOCKING: &str = "SELECT count(*) FROM {schema}.dead_letter AS d
 /// Of each key, the letters before its first parked one, up to the checkpoint (positions compare
 /// bytewise); unreadable ones never. At most `$3` of them, and no more than their payloads reach
 /// `$4` bytes before the last one: sizes are known without reading the payloads.
+///
+/// A catch-up stands in the log where it will end, beyond letters of the stream whose events it has
+/// still to read: until it has ended, only those with a place of its own (cluster, timeline and log
+/// position, 18 bytes) are up to the checkpoint. Those of another cluster (8 bytes) came with a dump,
+/// and are once the catch-up behind it has ended.
 const RELEASED: &str = concat!(
     "SELECT ",
     columns!(),
@@ -95,8 +100,13 @@ const RELEASED: &str = concat!(
             FROM {schema}.dead_letter AS d
             WHERE d.outbox = {outbox_text} AND d.consumer = $1 AND d.partition = $2
                 AND d.state IN ('waiting', 'requeued') AND d.malformed IS NULL
-                AND d.position <= (SELECT c.position FROM {schema}.checkpoint AS c
-                    WHERE c.outbox = {outbox_text} AND c.consumer = $1 AND c.partition = $2)
+                AND EXISTS (SELECT FROM {schema}.checkpoint AS c
+                    WHERE c.outbox = {outbox_text} AND c.consumer = $1 AND c.partition = $2
+                        AND (d.position <= c.position OR $2 = 'wal'
+                            AND substr(d.position, 1, 8) <> substr(c.position, 1, 8))
+                        AND NOT ($2 = 'wal' AND EXISTS (SELECT FROM {schema}.wal_recovery AS r
+                                WHERE r.outbox = {outbox_text} AND r.consumer = $1)
+                            AND substr(d.position, 1, 18) <> substr(c.position, 1, 18)))
                 AND NOT EXISTS (SELECT FROM {schema}.dead_letter AS p
                     WHERE p.outbox = {outbox_text} AND p.consumer = $1 AND p.partition = $2
                         AND p.key = d.key AND p.state = 'parked' AND p.number < d.number)

@@ -14,6 +14,8 @@ on_both_versions! {
     what_a_dropped_slot_took_along_comes_from_the_table
     two_consumers_share_one_slot
     an_event_that_is_read_again_from_the_table_is_one_dead_letter
+    a_letter_beyond_the_checkpoint_waits_for_the_end_of_a_catch_up
+    letters_of_another_cluster_are_released
 }
 
 async fn events_come_once_in_order_over_restarts(version: Version) {
@@ -68,13 +70,7 @@ async fn what_a_dropped_slot_took_along_comes_from_the_table(version: Version) {
     };
     rider.confirm(batch.entries[0].position(), 1).await;
     drop(rider);
-    let session = cluster.session().await;
-    let deadline = tokio::time::Instant::now() + PATIENCE;
-    let dropped = "SELECT pg_drop_replication_slot('postrider_outbox')";
-    while session.execute(dropped, &[]).await.is_err() {
-        assert!(tokio::time::Instant::now() < deadline, "the slot is still read");
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
+    drop_slot(&cluster).await;
     cluster.append(&[("k", "4")]).await;
     let mut rider = cluster.rider("sink").await;
     assert_eq!(rider.take(2).await, ["3", "4"]);
@@ -118,10 +114,94 @@ async fn an_event_that_is_read_again_from_the_table_is_one_dead_letter(version: 
     assert_eq!(park(&rider, &records[1]).await, 1, "another event is another letter");
 }
 
+async fn drop_slot(cluster: &Cluster) {
+    let session = cluster.session().await;
+    let deadline = tokio::time::Instant::now() + PATIENCE;
+    let dropped = "SELECT pg_drop_replication_slot('postrider_outbox')";
+    while session.execute(dropped, &[]).await.is_err() {
+        assert!(tokio::time::Instant::now() < deadline, "the slot is still read");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+/// Sent before its event is read again, it would be gone by then, and the event sent twice.
+async fn a_letter_beyond_the_checkpoint_waits_for_the_end_of_a_catch_up(version: Version) {
+    let cluster = Cluster::new(version).await;
+    cluster.append(&[("done", "0")]).await;
+    let mut rider = cluster.rider("sink").await;
+    assert_eq!(rider.take(1).await, ["0"]);
+    cluster.append(&[("late", "1")]).await;
+    let read = next_record(&mut rider).await;
+    assert_eq!(waits(&rider, &read).await, 1);
+    assert_eq!(released(&rider).await, [0u8; 0], "the checkpoint is below it");
+    // All goes down before the checkpoint has passed it.
+    drop(rider);
+    drop_slot(&cluster).await;
+    cluster.append(&[("new", "2")]).await;
+    let mut rider = cluster.rider("sink").await;
+    let begun = rider.next().await;
+    assert!(begun.entries.is_empty(), "a catch-up begins with its place");
+    rider.confirm(&begun.position, 0).await;
+    assert!(begun.position.as_bytes() > read.position.as_bytes(), "it stands where it will end");
+    assert_eq!(released(&rider).await, [0u8; 0], "its event is still to be read");
+    let page = rider.next().await;
+    let records: Vec<_> = page.entries.iter().map(|entry| record(entry).clone()).collect();
+    assert_eq!(payloads(&records), ["1", "2"]);
+    // The first is known as a letter; the second becomes one in the catch-up itself.
+    assert_eq!((waits(&rider, &records[0]).await, waits(&rider, &records[1]).await), (0, 1));
+    rider.confirm(&page.position, 0).await;
+    assert_eq!(released(&rider).await, *b"2", "a place of the catch-up's own is passed");
+    let end = rider.next().await;
+    assert!(end.entries.is_empty());
+    rider.confirm(&end.position, 0).await;
+    assert_eq!(released(&rider).await, *b"12");
+}
+
+/// A dump brings letters with places of another cluster, which may be before or behind all here.
+async fn letters_of_another_cluster_are_released(version: Version) {
+    let cluster = Cluster::new(version).await;
+    cluster.append(&[("k", "1")]).await;
+    let mut rider = cluster.rider("sink").await;
+    let mut read = next_record(&mut rider).await;
+    let mut bytes = read.position.as_bytes().to_vec();
+    bytes[0] = u8::MAX;
+    let here = std::mem::replace(&mut read.position, Position::from_bytes(&bytes).expect("one"));
+    assert_eq!(waits(&rider, &read).await, 1);
+    rider.confirm(&here, 1).await;
+    rider.nothing_within(Duration::from_millis(100)).await;
+    assert_eq!(released(&rider).await, *b"1");
+}
+
+async fn next_record(rider: &mut Rider) -> Record {
+    loop {
+        let batch = rider.next().await;
+        if let Some(entry) = batch.entries.first() {
+            return record(entry).clone();
+        }
+        rider.confirm(&batch.position, 0).await;
+    }
+}
+
+/// The payloads of the letters that may be sent now.
+async fn released(rider: &Rider) -> Vec<u8> {
+    let limit = BatchLimit { records: 9, bytes: 1 << 20 };
+    let letters = rider.wal.released(&rider.consumer, &partition(), limit).await;
+    let letters = letters.expect("the released ones");
+    letters.iter().flat_map(|one| record(&one.entry).event.payload().to_vec()).collect()
+}
+
+async fn waits(rider: &Rider, record: &Record) -> u64 {
+    write_letter(rider, record, DeadLetterState::Waiting).await
+}
+
 async fn park(rider: &Rider, record: &Record) -> u64 {
+    write_letter(rider, record, DeadLetterState::Parked).await
+}
+
+async fn write_letter(rider: &Rider, record: &Record, state: DeadLetterState) -> u64 {
     let letter = NewDeadLetter {
         entry: Entry::Record(record.clone()),
-        state: DeadLetterState::Parked,
+        state,
         reason: "no".into(),
         attempts: 1,
     };
