@@ -25,5 +25,6 @@ pub mod proxy;
 pub mod rabbitmq;
 pub mod redis;
 pub mod servicebus_sdk;
+pub mod tsql_parser;
 
 pub use error::{Error, Result};

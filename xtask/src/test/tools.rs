@@ -12,6 +12,7 @@ use std::process::Command;
 use anyhow::{Context, Result, bail};
 use postrider_servers::{
     cosmos_sdk, kafka, nats, pgbouncer, postgres::Version, rabbitmq, redis, servicebus_sdk::Sdk,
+    tsql_parser,
 };
 
 use super::sdks;
@@ -75,6 +76,12 @@ pub(crate) fn install() -> Result<String> {
         done.extend(packages);
     }
     kafka::program()?;
+    if tsql_parser::program().is_err() {
+        let (folder, packages) = (tsql_parser::virtual_environment(), tsql_parser::PYTHON_PACKAGES);
+        install_python_packages(&folder, packages, "see why pip refuses it")?;
+        done.extend(packages);
+    }
+    tsql_parser::program()?;
     done.extend(sdks::install()?);
     Ok(if done.is_empty() {
         "everything is there".to_owned()
@@ -111,7 +118,7 @@ fn install_packages() -> Result<Vec<&'static str>> {
     let has_newer = Version::V18.programs().is_ok() && nats::Version::New.program().is_ok();
     let has_clients = has_pika() && redis::has_python_packages() && kafka::has_python_packages();
     let has_sdks = Sdk::Python.program().is_ok() && cosmos_sdk::Sdk::Python.program().is_ok();
-    let has_all = has_newer && has_clients && has_sdks;
+    let has_all = has_newer && has_clients && has_sdks && tsql_parser::program().is_ok();
     if !has_all && !has_virtual_environments() {
         missing.push("python3-venv");
     }

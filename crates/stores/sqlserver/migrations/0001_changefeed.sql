@@ -412,7 +412,25 @@ end;
 ');
 
 insert into [changefeed].[template] (name, position, kind, outbox, serialized, text)
-values (N'move_outbox', 13, N'procedure', 1, 0, N'
+values (N'seed_state', 13, N'procedure', 1, 0, N'
+-- A shard that has records and no state: they were put into the feed by hand before the first read,
+-- and what is moved must come behind them. Under the shard''s lock.
+create procedure [changefeed].[seed_state:{T}] @shard_id {S}
+as
+begin
+    set nocount on;
+    insert into [changefeed].[state:{T}] (shard_id, ulid_high, ulid_low)
+    select top (1) f.shard_id, convert(bigint, substring(f.ulid, 1, 8)),
+        convert(bigint, substring(f.ulid, 9, 8)) + 1
+    from [changefeed].[feed:{T}] as f
+    where f.shard_id = @shard_id and not exists (
+        select 1 from [changefeed].[state:{T}] as s where s.shard_id = @shard_id)
+    order by f.ulid desc;
+end;
+');
+
+insert into [changefeed].[template] (name, position, kind, outbox, serialized, text)
+values (N'move_outbox', 14, N'procedure', 1, 0, N'
 -- Moves the shard''s oldest outbox rows into its feed, at most @pagesize, and gives each its ULID.
 -- Under the shard''s lock, in READ COMMITTED: all that the select sees is committed. Rows are found
 -- first and then deleted by key, so that rows of open transactions are not even looked at where
@@ -454,6 +472,7 @@ begin
 
     declare @random binary(10), @previous_high bigint, @previous_low bigint;
     declare @next_high bigint, @next_low bigint, @moved bigint, @deleted bigint;
+    exec [changefeed].[seed_state:{T}] @shard_id;
     exec [changefeed].[random_bytes] @random output;
     exec [changefeed].[update_state:{T}] @shard_id, @time_ms, @count, @random,
         @previous_high output, @previous_low output, @next_high output, @next_low output;
@@ -487,7 +506,7 @@ end;
 ');
 
 insert into [changefeed].[template] (name, position, kind, outbox, serialized, text)
-values (N'check_cursor', 14, N'procedure', 1, 0, N'
+values (N'check_cursor', 15, N'procedure', 1, 0, N'
 -- Refuses a cursor that reading would answer with records below it or with a gap: one beyond the
 -- head, below the horizon, or that names no record and no plain time. Called behind the read whose
 -- rows it vouches for, or under the shard''s lock: pruning in between shows as a later horizon.
@@ -538,7 +557,7 @@ end;
 ');
 
 insert into [changefeed].[template] (name, position, kind, outbox, serialized, text)
-values (N'fill_read', 15, N'procedure', 1, 0, N'
+values (N'fill_read', 16, N'procedure', 1, 0, N'
 -- The page after the cursor, as far as the feed has it, into the caller''s #read.
 create procedure [changefeed].[fill_read:{T}]
     @shard_id {S}, @cursor binary(16), @pagesize int
@@ -554,7 +573,7 @@ end;
 ');
 
 insert into [changefeed].[template] (name, position, kind, outbox, serialized, text)
-values (N'read_feed', 16, N'procedure', 1, 0, N'
+values (N'read_feed', 17, N'procedure', 1, 0, N'
 -- Reads the next page of a shard into the caller''s #read (ulid binary(16) not null, and the key
 -- columns of the table). The largest ulid is the next cursor; a page without rows means: at the
 -- head now. A short page is not the end. Begin at 16 zero bytes, or where position_at says.
@@ -607,7 +626,7 @@ end;
 ');
 
 insert into [changefeed].[template] (name, position, kind, outbox, serialized, text)
-values (N'read_page', 17, N'procedure', 1, 0, N'
+values (N'read_page', 18, N'procedure', 1, 0, N'
 -- read_feed as one result set, in order.
 create procedure [changefeed].[read_page:{T}]
     @shard_id {S}, @cursor binary(16), @pagesize int = 1000
@@ -624,7 +643,7 @@ end;
 ');
 
 insert into [changefeed].[template] (name, position, kind, outbox, serialized, text)
-values (N'position_at', 18, N'procedure', 1, 0, N'
+values (N'position_at', 19, N'procedure', 1, 0, N'
 -- The cursor from which all events of a time follow; the head where @time is null or lies after
 -- it. What is still in the outbox comes after the head, whatever its time.
 create procedure [changefeed].[position_at:{T}]
@@ -647,7 +666,7 @@ end;
 ');
 
 insert into [changefeed].[template] (name, position, kind, outbox, serialized, text)
-values (N'prune_feed', 19, N'procedure', 1, 0, N'
+values (N'prune_feed', 20, N'procedure', 1, 0, N'
 -- Forgets the oldest records of a shard, at most @batch: those up to @upto, the cursor of your
 -- slowest consumer, that are older than @older_than. @horizon: below it, cursors are refused.
 -- Under the shard''s lock, so that no reader meets records that go and a horizon that stays.
@@ -674,14 +693,10 @@ begin
     set @deleted = 0;
     if @last is not null
     begin
+        exec [changefeed].[seed_state:{T}] @shard_id;
         delete from [changefeed].[feed:{T}] where shard_id = @shard_id and ulid <= @last;
         set @deleted = @@rowcount;
         update [changefeed].[state:{T}] set horizon = @last where shard_id = @shard_id;
-        -- Records that were put into the feed by hand before anything was read.
-        if @@rowcount = 0
-            insert into [changefeed].[state:{T}] (shard_id, ulid_high, ulid_low, horizon)
-            values (@shard_id, convert(bigint, substring(@last, 1, 8)),
-                [changefeed].[fresh_low](convert(binary(10), 0x)), @last);
     end;
     set @horizon = (select s.horizon from [changefeed].[state:{T}] as s
         where s.shard_id = @shard_id);

@@ -1,0 +1,1 @@
+//! What the procedures do, on the server that `POSTRIDER_TEST_SQLSERVER` names.
