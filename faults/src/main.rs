@@ -27,7 +27,8 @@ const SMOKE_OF_COSMOS: [u64; 3] = [0, 3, 6];
 const SMOKE_SCHEDULES: u64 = 4;
 
 /// What an outage can be measured of.
-const BROKERS: [SinkKind; 3] = [SinkKind::Nats, SinkKind::Rabbitmq, SinkKind::Redis];
+const BROKERS: [SinkKind; 4] =
+    [SinkKind::Nats, SinkKind::Rabbitmq, SinkKind::Kafka, SinkKind::Redis];
 /// A short outage, in the smoke test.
 const SMOKE_OUTAGE: Duration = Duration::from_secs(2);
 const SMOKE_BACKLOG: u64 = 2_000;
@@ -39,8 +40,8 @@ const EXAMPLES: &str = "Examples:
   cargo xtask faults --source postgres-feed --sink jsonl --seed 7 --only 15  play one again
   cargo xtask faults --source postgres-wal --sink webhook --schedules 100 --events 10000
   cargo xtask faults --source sqlite --sink servicebus --schedules 100       against the emulator
-  cargo xtask faults --source postgres-wal --sink nats --schedules 100       against a real server;
-                                                                             also rabbitmq, redis
+  cargo xtask faults --source postgres-wal --sink nats --schedules 100       against a real server,
+                                                             also rabbitmq, kafka and redis
   cargo xtask faults --source cosmos --sink servicebus --schedules 100       between two emulators
   cargo xtask faults takeover
   cargo xtask faults outage --sink nats --seconds 60 --events 100000";

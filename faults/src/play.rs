@@ -183,7 +183,7 @@ fn ending(schedule: &Schedule, sink: SinkKind, world: &World) -> Result<Ending> 
     match sink {
         SinkKind::Jsonl => Ok(Ending::Jsonl(world.lines().to_owned())),
         SinkKind::Servicebus => Ok(Ending::Servicebus(Bus::start()?)),
-        SinkKind::Nats | SinkKind::Rabbitmq | SinkKind::Redis => {
+        SinkKind::Nats | SinkKind::Rabbitmq | SinkKind::Kafka | SinkKind::Redis => {
             Ok(Ending::Broker(Broker::start(schedule, sink)?))
         }
         SinkKind::Webhook => {

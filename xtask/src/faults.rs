@@ -27,7 +27,8 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     let target = workspace.target()?.join("faults");
     let mut build = workspace.cargo();
     build.args(["build", "--release", "--locked", "-p", "postrider-cli", "-p", "postrider-faults"]);
-    build.args(["--features", "postrider-cli/failpoints,postrider-cli/cosmos"]);
+    let features = "postrider-cli/failpoints,postrider-cli/cosmos,postrider-cli/kafka";
+    build.args(["--features", features]);
     build.arg("--target-dir").arg(&target);
     let built = build.status().context("start cargo build")?;
     if !built.success() {

@@ -1,9 +1,9 @@
 //! The sink's end of every broker: a real server behind a proxy that breaks the way to it.
 //!
 //! What lives here: outages, what a fault leaves in doubt, and what arrived. What does not: what is
-//! special to a broker (`nats.rs`, `rabbitmq.rs`, `redis.rs`), servers and the proxy (`servers/`).
-//! Invariant: an event counts as delivered once the server holds it, whatever its sender heard. The
-//! server syncs what it confirms, so it may be killed as well as stopped. Nothing here waits for a
+//! special to a broker (`kafka.rs`, `nats.rs` …), servers and the proxy (`servers/`).
+//! Invariant: an event counts as delivered once the server holds it, whatever its sender heard. A
+//! server that syncs what it confirms may be killed as well as stopped. Nothing here waits for a
 //! server that starts: that has a thread of its own, so that deaths and take-overs are seen.
 //!
 //! ```text
@@ -13,6 +13,7 @@
 //! ```
 
 mod doubt;
+mod kafka;
 mod nats;
 mod rabbitmq;
 mod redis;
@@ -36,6 +37,9 @@ use doubt::Doubts;
 const NOWHERE: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 1);
 /// The longest that a server may take to answer this runner itself.
 const PATIENCE: Duration = Duration::from_secs(20);
+
+/// A server that has just started holds what it says twice, with so much time between.
+const COUNTED_AGAIN_AFTER: Duration = Duration::from_millis(50);
 
 /// What a server takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -117,6 +121,7 @@ struct Shared {
     server: Mutex<Box<dyn Server>>,
     proxy: Proxy,
     usually: Mutex<Takes>,
+    drops_repetitions: bool,
     doubts: Mutex<Doubts>,
     /// The most events that it was seen to hold: nothing takes any away before the end, and a
     /// server that has just started may not have counted all of them.
@@ -139,6 +144,7 @@ impl Broker {
             SinkKind::Nats => Box::new(nats::Stream::start()?),
             SinkKind::Rabbitmq => Box::new(rabbitmq::Queue::start(schedule, usually)?),
             SinkKind::Redis => Box::new(redis::Stream::start(schedule.index)?),
+            SinkKind::Kafka => Box::new(kafka::Topic::start(schedule)?),
             SinkKind::Webhook | SinkKind::Jsonl | SinkKind::Servicebus => {
                 anyhow::bail!("{sink} is no broker of this kind")
             }
@@ -174,6 +180,7 @@ impl Broker {
             server: Mutex::new(server),
             proxy,
             usually: Mutex::new(usually),
+            drops_repetitions: nature.drops_repetitions,
             doubts: Mutex::new(Doubts::new(nature.under_way)),
             most: AtomicU64::new(0),
             failed: Mutex::default(),
@@ -309,7 +316,11 @@ impl Shared {
     /// None while the server is away or being changed.
     fn count(&self) -> Option<u64> {
         let now = self.server.try_lock().ok()?.count().ok()?;
-        Some(self.most.fetch_max(now, Ordering::SeqCst).max(now))
+        Some(self.most(now))
+    }
+
+    fn most(&self, now: u64) -> u64 {
+        self.most.fetch_max(now, Ordering::SeqCst).max(now)
     }
 
     fn work(&self, todo: &Receiver<Job>) {
@@ -331,11 +342,14 @@ impl Shared {
         }
     }
 
-    /// Ends it. Whatever it had confirmed to nobody is in doubt; it tells once it is there again.
+    /// Ends it. Whatever it had confirmed to nobody is in doubt; it tells once it is there again,
+    /// before anybody else reaches it: what is published then comes behind what is in doubt.
     fn end(&self, how: impl Fn(&mut dyn Server) -> Result<()>) -> Result<()> {
         let mut server = lock(&self.server);
         lock(&self.doubts).begin();
-        how(server.as_mut())
+        let ended = how(server.as_mut());
+        self.proxy.switch_upstream(NOWHERE);
+        ended
     }
 
     /// A server that is away takes nothing as it is.
@@ -353,12 +367,29 @@ impl Shared {
             server.start_again().context("start the broker again")?;
             let usually = *lock(&self.usually);
             server.take(usually).context("let the broker take events again")?;
+            if !self.drops_repetitions && lock(&self.doubts).are_open() {
+                let count = self.settled_count(server.as_mut())?;
+                lock(&self.doubts).settle(count);
+            }
             server.address()
         };
         self.proxy.delay(Duration::ZERO);
         self.proxy.switch_upstream(address);
         lock(&self.doubts).end_last();
         Ok(())
+    }
+
+    /// What it holds. One that has just started may not have counted all of it yet.
+    fn settled_count(&self, server: &mut dyn Server) -> Result<u64> {
+        let mut count = self.most(server.count()?);
+        loop {
+            std::thread::sleep(COUNTED_AGAIN_AFTER);
+            let now = self.most(server.count()?);
+            if now == count {
+                return Ok(count);
+            }
+            count = now;
+        }
     }
 
     fn heal(&self) -> Result<()> {
@@ -369,6 +400,11 @@ impl Shared {
             // A limit may be told to each connection once.
             lock(&self.doubts).begin();
             self.proxy.reset_all();
+            let mut server = lock(&self.server);
+            if !self.drops_repetitions {
+                let count = self.most(server.count().context("count after the healing")?);
+                lock(&self.doubts).settle(count);
+            }
         }
         Ok(())
     }

@@ -92,6 +92,8 @@ pub enum SinkKind {
     Nats,
     /// Messages in a queue of RabbitMQ.
     Rabbitmq,
+    /// Records of a topic of a broker that speaks Kafka's protocol.
+    Kafka,
     /// Entries of a stream in Redis.
     Redis,
 }
@@ -100,15 +102,35 @@ impl SinkKind {
     /// Whether it can be out of order for a while.
     pub fn takes_outages(self) -> bool {
         match self {
-            Self::Webhook | Self::Servicebus | Self::Nats | Self::Rabbitmq | Self::Redis => true,
+            Self::Webhook
+            | Self::Servicebus
+            | Self::Nats
+            | Self::Rabbitmq
+            | Self::Kafka
+            | Self::Redis => true,
             Self::Jsonl => false,
+        }
+    }
+
+    /// Whether relays with it can be shown a moved clock. Kafka's client library waits by the wall
+    /// clock, and libfaketime moves the clock that is read, not the one that the kernel waits by:
+    /// a wait until a moved time has no meaning, as it has with a clock that was really set.
+    pub fn takes_moved_clocks(self) -> bool {
+        match self {
+            Self::Kafka => false,
+            Self::Webhook
+            | Self::Jsonl
+            | Self::Servicebus
+            | Self::Nats
+            | Self::Rabbitmq
+            | Self::Redis => true,
         }
     }
 
     /// Whether it can refuse a few events for good until the faults are over.
     pub fn refuses(self) -> bool {
         match self {
-            Self::Webhook | Self::Nats | Self::Rabbitmq | Self::Redis => true,
+            Self::Webhook | Self::Nats | Self::Rabbitmq | Self::Kafka | Self::Redis => true,
             Self::Jsonl | Self::Servicebus => false,
         }
     }
@@ -122,6 +144,7 @@ impl fmt::Display for SinkKind {
             Self::Servicebus => "servicebus",
             Self::Nats => "nats",
             Self::Rabbitmq => "rabbitmq",
+            Self::Kafka => "kafka",
             Self::Redis => "redis",
         })
     }
@@ -262,6 +285,7 @@ impl Schedule {
             | SinkKind::Servicebus
             | SinkKind::Nats
             | SinkKind::Rabbitmq
+            | SinkKind::Kafka
             | SinkKind::Redis => SinkKind::Webhook,
         };
         [self.sink].into_iter().chain(self.beside.then_some(other)).collect()
@@ -296,7 +320,7 @@ impl Schedule {
             retention: rng.random_bool(0.3).then_some(Duration::ZERO),
             rotate_bytes: rotates.then(|| rng.random_range(20_000..200_000)),
             small_disk,
-            movable_clock: theme == 6 || rng.random_bool(0.1),
+            movable_clock: (theme == 6 || rng.random_bool(0.1)) && sink.takes_moved_clocks(),
             moods: moods(&mut rng, refusing),
             postgres: None,
             beside: false,
@@ -329,6 +353,7 @@ impl Schedule {
             3 => vec![Fault::Pause { slot, length: millis(rng, 750, 1_300) }],
             4 => vec![Fault::HandOver { slot }, Fault::HandOver { slot }],
             5 => vec![Fault::FillDisk { length: millis(rng, 300, 900) }],
+            6 if !self.sink.takes_moved_clocks() => vec![kill(rng, slot), outage(rng)],
             6 => {
                 let forth = rng.random_range(60..400_000);
                 let back = -rng.random_range(60..400_000);
@@ -420,12 +445,13 @@ mod tests {
     use super::*;
 
     /// All of them, for tests of every derivation.
-    pub(super) const SINKS: [SinkKind; 6] = [
+    pub(super) const SINKS: [SinkKind; 7] = [
         SinkKind::Webhook,
         SinkKind::Jsonl,
         SinkKind::Servicebus,
         SinkKind::Nats,
         SinkKind::Rabbitmq,
+        SinkKind::Kafka,
         SinkKind::Redis,
     ];
 
@@ -474,7 +500,8 @@ mod tests {
             assert!(has(|f| matches!(f, Fault::KillWriter { .. })));
             assert!(has(|f| matches!(f, Fault::Lock { .. })));
             assert!(has(|f| matches!(f, Fault::FillDisk { .. })));
-            assert!(has(|f| matches!(f, Fault::MoveClock { .. })));
+            let moves = has(|f| matches!(f, Fault::MoveClock { .. }));
+            assert_eq!(moves, sink.takes_moved_clocks());
             assert_eq!(has(|f| matches!(f, Fault::Outage { .. })), sink != SinkKind::Jsonl);
             assert_eq!(has(|f| matches!(f, Fault::Requeue)), sink.refuses());
             assert_eq!(has(|f| matches!(f, Fault::TearLine)), sink == SinkKind::Jsonl);

@@ -3,13 +3,15 @@
 //! What lives here: making it, handing records to it, hearing what became of them, what the client
 //! says of the connection. What does not: its settings (`login.rs`) and what is sent
 //! (`publish.rs`).
-//! Invariant: a link that is retired takes no new event, and what it still holds is dropped at
-//! once: nothing of it is sent later, when its events may have been sent by others.
+//! Invariant: a link that is retired takes no new event, and nothing of what it holds is sent later,
+//! when its events may have been sent by others. What is on its way already has as long for its
+//! answer as the client waits before it would send it again (`ANSWERED_WITHIN`).
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
+use std::time::Duration;
 
 use postrider_core::Result;
 use rdkafka::ClientConfig;
@@ -21,7 +23,15 @@ use rdkafka::producer::{BaseRecord, Producer, ProducerContext, PurgeConfig, Thre
 use tokio::sync::oneshot;
 
 use crate::error::create_error;
+use crate::login::RETRY_BACKOFF_MS;
 
+/// How long a retired producer's requests may wait for their answers. The client sends none of them
+/// again within it: `login::RETRY_BACKOFF_MS`, of which it may take a fifth off.
+const ANSWERED_WITHIN: Duration = Duration::from_millis(100);
+const _: () = assert!(
+    ANSWERED_WITHIN.as_millis() * 5 < RETRY_BACKOFF_MS as u128 * 4,
+    "nothing is sent again by then"
+);
 /// Most topics that a link remembers to exist.
 const MAX_KNOWN_TOPICS: usize = 4_096;
 
@@ -96,7 +106,7 @@ impl ProducerContext for Ear {
 /// A producer.
 pub(crate) struct Link {
     /// Only its end takes it.
-    producer: Option<ThreadedProducer<Ear>>,
+    producer: Option<Arc<ThreadedProducer<Ear>>>,
     is_retired: AtomicBool,
     topics: Mutex<HashSet<String>>,
 }
@@ -109,7 +119,7 @@ impl Link {
     pub(crate) fn open(config: &ClientConfig) -> Result<Self> {
         let ear = Ear { trouble: Mutex::default() };
         let made = ThreadedProducer::from_config_and_context(config, ear);
-        let producer = Some(made.map_err(|error| create_error(&error))?);
+        let producer = Some(Arc::new(made.map_err(|error| create_error(&error))?));
         Ok(Self { producer, is_retired: AtomicBool::new(false), topics: Mutex::default() })
     }
 
@@ -136,10 +146,21 @@ impl Link {
         Some(format!("{code:?}: {text}"))
     }
 
-    /// Takes no new events, and drops what was not confirmed: their fate is unknown.
+    /// Takes no new events, and drops what was not sent. What was is answered soon, or dropped: its
+    /// fate is unknown then. So who shares the producer hears of nearly all that the brokers took.
     pub(crate) fn retire(&self) {
-        if !self.is_retired.swap(true, Ordering::AcqRel) {
-            self.producer().purge(PurgeConfig::default().queue().inflight().non_blocking());
+        if self.is_retired.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        self.producer().purge(PurgeConfig::default().queue().non_blocking());
+        let all = || PurgeConfig::default().queue().inflight().non_blocking();
+        let Some(producer) = self.producer.clone() else { return };
+        let later = thread::Builder::new().name("kafka end".to_owned()).spawn(move || {
+            thread::sleep(ANSWERED_WITHIN);
+            producer.purge(all());
+        });
+        if later.is_err() {
+            self.producer().purge(all());
         }
     }
 

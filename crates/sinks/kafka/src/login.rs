@@ -24,6 +24,9 @@ const QUEUE_KIB: usize = 64 << 10;
 /// requests are under way goes together anyway: waiting gained nothing at full rate, and made a
 /// single key ten times slower.
 const LINGER_MS: &str = "0";
+/// How soon the client sends a record again whose request failed, in milliseconds, give or take a
+/// fifth; the next times later.
+pub(crate) const RETRY_BACKOFF_MS: u64 = 200;
 /// How soon a broker that went away is tried again, in milliseconds: up to a second.
 const RECONNECT_MS: (&str, &str) = ("50", "1000");
 /// As the client library takes its times, in milliseconds.
@@ -159,6 +162,7 @@ impl Login {
             ("message.timeout.ms", timeout.as_str()),
             ("request.timeout.ms", timeout.as_str()),
             ("linger.ms", LINGER_MS),
+            ("retry.backoff.ms", &RETRY_BACKOFF_MS.to_string()),
             ("message.max.bytes", &MAX_RECORD_BYTES.to_string()),
             ("queue.buffering.max.kbytes", &QUEUE_KIB.to_string()),
             ("allow.auto.create.topics", if config.create_topics { "true" } else { "false" }),

@@ -10,6 +10,8 @@ use std::collections::BTreeMap;
 use postrider_core::{Error, Result, Secret};
 use rdkafka::ClientConfig;
 
+use crate::login::RETRY_BACKOFF_MS;
+
 /// The key of the table, for errors.
 const KEY: &str = "librdkafka";
 /// Requests under way on one connection that an idempotent producer keeps in order.
@@ -42,6 +44,12 @@ const RULES: &[Rule] = &[
         names: &["retries", "message.send.max.retries"],
         is_safe: |value| number(value).is_some_and(|n| n >= 1),
         why: "without retries each change of a leader fails events",
+    },
+    Rule {
+        names: &["retry.backoff.ms", "retry.backoff.max.ms"],
+        is_safe: |value| number(value).is_some_and(|n| n >= RETRY_BACKOFF_MS.cast_signed()),
+        why: "what a relay sent last before it lost its lease could be sent again after another \
+              relay's events; give 200 or more",
     },
     Rule {
         names: &["queuing.strategy"],
@@ -172,6 +180,8 @@ mod tests {
             ("max.in.flight.requests.per.connection", "1000000", "five requests"),
             ("retries", "0", "change of a leader"),
             ("message.send.max.retries", "0", "change of a leader"),
+            ("retry.backoff.ms", "199", "lost its lease"),
+            ("retry.backoff.max.ms", "50", "lost its lease"),
             ("queuing.strategy", "lifo", "overtake"),
             ("delivery.report.only.error", "true", "hear of a confirmation"),
             ("partitioner", "random", "different partitions"),
@@ -204,6 +214,7 @@ mod tests {
             ("acks", "-1"),
             ("max.in.flight", "1"),
             ("retries", "10"),
+            ("retry.backoff.ms", "500"),
             ("partitioner", "consistent_random"),
             ("compression.type", "zstd"),
             ("compression.type", "lz4"),

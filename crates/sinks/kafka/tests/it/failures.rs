@@ -367,6 +367,45 @@ async fn what_a_dropped_call_had_not_sent_is_never_sent() {
     }
 }
 
+/// A lost lease drops the calls of one partition; the others' events are on their way by the same
+/// producer.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_dropped_call_repeats_nothing_of_others_that_was_on_its_way() {
+    let broker = broker().await;
+    let brokers = brokers(&broker);
+    let middle = Middle::before(broker.address()).await;
+    let sink = sink(&KafkaConfig { timeout_ms: 60_000, ..config(middle.brokers()) });
+    confirm(&sink, &one("a", 0)).await;
+    // On a busy machine answers may take too long; not every time.
+    for round in 0..20 {
+        middle.hold(true);
+        middle.orders().waiting = false;
+        let others: Vec<Record> = (0..5).map(|n| one(&format!("b{n}"), n)).collect();
+        let (dropped, mut outcomes) = (one("a", round + 1), Vec::new());
+        tokio::join!(async { outcomes = publish(&sink, &others).await }, async {
+            while !middle.orders().waiting {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+            let call = publish(&sink, std::slice::from_ref(&dropped));
+            let call = tokio::time::timeout(Duration::from_millis(50), call).await;
+            assert!(call.is_err(), "nobody answered, yet {call:?}");
+            middle.hold(false);
+        });
+        let open = others.iter().zip(&outcomes);
+        let open = open.filter(|(_, outcome)| !matches!(outcome, Outcome::Confirmed));
+        for (event, _) in open {
+            confirm(&sink, event).await;
+        }
+        let stored = stored_ids(&brokers).await;
+        let times = |event: &Record| stored.iter().filter(|id| **id == event.event.id()).count();
+        assert!(others.iter().all(|event| times(event) > 0), "{outcomes:?}");
+        if others.iter().all(|event| times(event) == 1) {
+            return;
+        }
+    }
+    panic!("each time something was repeated");
+}
+
 /// An answer that comes after the end confirms nothing.
 #[tokio::test(flavor = "multi_thread")]
 async fn closing_ends_what_is_under_way_without_confirming_it() {

@@ -1,7 +1,8 @@
 //! A man in the middle who knows a little of the protocol: he knows events and spoils some.
 //!
 //! What lives here: passing on, holding, breaking off, losing answers, refusing. What does not: a
-//! broker; the real one stands behind him, and he tells clients that it is where he is.
+//! broker; the real one stands behind him, and he tells clients that it is where he is; the
+//! protocol (`servers/src/kafka/protocol.rs`).
 //! Invariant: what he does not spoil goes through unchanged but for that. A request that he spoiled
 //! is spoiled whenever the client sends it again.
 
@@ -13,19 +14,15 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use postrider_conformance::sink::ReceiverFault;
 use postrider_core::EventId;
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use postrider_servers::kafka::protocol::{self, Produce};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
 use crate::guard::{Guard, Heard, Login, Stream};
 
-const PRODUCE: i16 = 0;
-/// The first version in which lengths are short and fields may follow unknown.
-const FLEXIBLE: i16 = 9;
-/// The broker refuses the record by its own rules.
-const INVALID_RECORD: i16 = 87;
-const HOST: &[u8] = b"127.0.0.1";
+const HOST: &str = "127.0.0.1";
 /// An address of another machine, as long as the broker's.
 pub(crate) const ELSEWHERE: &str = "10.1.2.34";
 
@@ -151,19 +148,6 @@ async fn connection(
     }
 }
 
-async fn frame(from: &mut (impl AsyncRead + Unpin)) -> io::Result<Vec<u8>> {
-    let length = usize::try_from(from.read_i32().await?).map_err(io::Error::other)?;
-    let mut frame = vec![0; length];
-    from.read_exact(&mut frame).await?;
-    Ok(frame)
-}
-
-async fn pass(to: &mut (impl AsyncWrite + Unpin), frame: &[u8]) -> io::Result<()> {
-    to.write_i32(i32::try_from(frame.len()).map_err(io::Error::other)?).await?;
-    to.write_all(frame).await?;
-    to.flush().await
-}
-
 async fn up(
     mut from: impl AsyncRead + Unpin,
     mut to: impl AsyncWrite + Unpin,
@@ -173,7 +157,7 @@ async fn up(
     mut login: Login,
 ) -> io::Result<()> {
     loop {
-        let request = frame(&mut from).await?;
+        let request = protocol::read(&mut from).await?;
         match login.hear(&request) {
             Heard::Answer(answer) => {
                 let _ = words.send(Word::Say(answer));
@@ -182,7 +166,7 @@ async fn up(
             Heard::Stranger => return Ok(()),
             Heard::Other => {}
         }
-        if i16::from_be_bytes([request[0], request[1]]) == PRODUCE {
+        if let Some(parsed) = Produce::read(&request) {
             orders.lock().expect("not poisoned").waiting = true;
             held.wait_for(|held| !held).await.map_err(io::Error::other)?;
             let (fault, refusal, cut) = {
@@ -191,9 +175,8 @@ async fn up(
                 let cut = std::mem::take(&mut orders.cut_next);
                 (orders.fault(&request), orders.refusal, cut)
             };
-            let parsed = Produce::parse(&request);
             if cut {
-                let _ = words.send(Word::Lose(parsed.correlation));
+                let _ = words.send(Word::Lose(parsed.correlation()));
             }
             match (fault, refusal) {
                 (None, Some(code)) => {
@@ -202,16 +185,16 @@ async fn up(
                 }
                 (None, None) => {}
                 (Some(ReceiverFault::Refusing), _) => {
-                    let _ = words.send(Word::Say(parsed.answer(INVALID_RECORD)));
+                    let _ = words.send(Word::Say(parsed.answer(protocol::INVALID_RECORD)));
                     continue;
                 }
                 (Some(ReceiverFault::LosingConfirms), _) => {
-                    let _ = words.send(Word::Lose(parsed.correlation));
+                    let _ = words.send(Word::Lose(parsed.correlation()));
                 }
                 (Some(_), _) => return Ok(()),
             }
         }
-        pass(&mut to, &request).await?;
+        protocol::write(&mut to, &request).await?;
     }
 }
 
@@ -225,7 +208,7 @@ async fn down(
     let mut lost = HashSet::new();
     let (frames, mut answers) = mpsc::unbounded_channel();
     let reading = async move {
-        while let Ok(answer) = frame(&mut from).await {
+        while let Ok(answer) = protocol::read(&mut from).await {
             if frames.send(answer).is_err() {
                 break;
             }
@@ -237,17 +220,17 @@ async fn down(
                 biased;
                 Some(word) = heard.recv() => match word {
                     Word::Lose(correlation) => { lost.insert(correlation); }
-                    Word::Say(answer) => pass(&mut to, &answer).await?,
+                    Word::Say(answer) => protocol::write(&mut to, &answer).await?,
                 },
                 answer = answers.recv() => {
                     let Some(mut answer) = answer else { return Ok(()) };
-                    let number = [answer[0], answer[1], answer[2], answer[3]];
-                    if lost.contains(&i32::from_be_bytes(number)) {
+                    if protocol::correlation(&answer).is_some_and(|of| lost.contains(&of)) {
                         return Ok(());
                     }
                     let elsewhere = orders.lock().expect("not poisoned").elsewhere;
-                    readdress(&mut answer, theirs, own, elsewhere);
-                    pass(&mut to, &answer).await?;
+                    let host = if elsewhere { ELSEWHERE } else { HOST };
+                    protocol::readdress(&mut answer, theirs, (host, own));
+                    protocol::write(&mut to, &answer).await?;
                 }
             }
         }
@@ -255,123 +238,5 @@ async fn down(
     tokio::select! {
         () = reading => Ok(()),
         written = writing => written,
-    }
-}
-
-/// Puts his own port where the broker tells its.
-fn readdress(answer: &mut [u8], theirs: u16, own: u16, elsewhere: bool) {
-    let address = [HOST, &u32::from(theirs).to_be_bytes()].concat();
-    let places: Vec<usize> = (0..answer.len().saturating_sub(address.len() - 1))
-        .filter(|at| answer[*at..].starts_with(&address))
-        .collect();
-    for at in places {
-        let port = at + HOST.len();
-        if elsewhere {
-            answer[at..port].copy_from_slice(ELSEWHERE.as_bytes());
-        }
-        answer[port..port + 4].copy_from_slice(&u32::from(own).to_be_bytes());
-    }
-}
-
-/// A request with events, as far as its answer needs it.
-struct Produce {
-    version: i16,
-    correlation: i32,
-    topic: Vec<u8>,
-    partition: i32,
-}
-
-impl Produce {
-    fn parse(request: &[u8]) -> Self {
-        let mut rest = &request[2..];
-        let version = i16::from_be_bytes(take(&mut rest));
-        let correlation = i32::from_be_bytes(take(&mut rest));
-        let flexible = version >= FLEXIBLE;
-        skip_text(&mut rest, false);
-        if flexible {
-            let [_no_tags] = take(&mut rest);
-        }
-        skip_text(&mut rest, flexible);
-        let _acks_and_timeout: [u8; 6] = take(&mut rest);
-        skip_count(&mut rest, flexible);
-        let length = text_length(&mut rest, flexible);
-        let topic = rest[..length].to_vec();
-        rest = &rest[length..];
-        skip_count(&mut rest, flexible);
-        Self { version, correlation, topic, partition: i32::from_be_bytes(take(&mut rest)) }
-    }
-
-    /// The broker's answer with a code.
-    fn answer(&self, code: i16) -> Vec<u8> {
-        let flexible = self.version >= FLEXIBLE;
-        let mut answer = self.correlation.to_be_bytes().to_vec();
-        let one: &[u8] = if flexible { &[2] } else { &[0, 0, 0, 1] };
-        if flexible {
-            answer.push(0);
-        }
-        answer.extend(one);
-        match flexible {
-            true => answer.push(u8::try_from(self.topic.len() + 1).expect("a short name")),
-            false => answer.extend(u16::try_from(self.topic.len()).expect("short").to_be_bytes()),
-        }
-        answer.extend(&self.topic);
-        answer.extend(one);
-        answer.extend(self.partition.to_be_bytes());
-        answer.extend(code.to_be_bytes());
-        // Offset, time and the log's start: none.
-        answer.extend([0xff; 24]);
-        if flexible {
-            // No errors of records, no text, no unknown fields of the partition and the topic.
-            answer.extend([1, 0, 0, 0]);
-        } else if self.version >= 8 {
-            answer.extend([0, 0, 0, 0, 0xff, 0xff]);
-        }
-        answer.extend([0; 4]);
-        if flexible {
-            answer.push(0);
-        }
-        answer
-    }
-}
-
-fn take<const N: usize>(rest: &mut &[u8]) -> [u8; N] {
-    let (taken, after) = rest.split_at(N);
-    *rest = after;
-    taken.try_into().expect("N bytes")
-}
-
-/// Short counts are one more than they say; those here fit a byte or two.
-fn short(rest: &mut &[u8]) -> usize {
-    let (mut value, mut shift) = (0, 0);
-    loop {
-        let [byte] = take(rest);
-        value |= usize::from(byte & 0x7f) << shift;
-        shift += 7;
-        if byte & 0x80 == 0 {
-            return value.saturating_sub(1);
-        }
-    }
-}
-
-fn text_length(rest: &mut &[u8], flexible: bool) -> usize {
-    match flexible {
-        true => short(rest),
-        false => usize::try_from(i16::from_be_bytes(take(rest))).unwrap_or(0),
-    }
-}
-
-fn skip_text(rest: &mut &[u8], flexible: bool) {
-    let length = text_length(rest, flexible);
-    *rest = &rest[length..];
-}
-
-fn skip_count(rest: &mut &[u8], flexible: bool) {
-    match flexible {
-        true => {
-            short(rest);
-        }
-        false => {
-            let _count: [u8; 4] = take(rest);
-        }
     }
 }

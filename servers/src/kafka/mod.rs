@@ -1,10 +1,15 @@
 //! A broker that speaks Kafka's protocol: noida-db, a single node.
 //!
-//! What lives here: finding the program, start, stop and kill. What does not: topics, which tests
-//! make. It keeps idempotent and transactional producers apart, fences, and refuses what is too
+//! What lives here: finding the program, start, stop and kill; the way to it through a proxy
+//! (`way.rs`, `protocol.rs`). What does not: topics, which tests make. It keeps idempotent and transactional producers apart, fences, and refuses what is too
 //! large as Kafka does; it has no replicas, no TLS, no logins.
 //! Invariant: it listens on 127.0.0.1 alone, and what it has confirmed survives a stop. A kill, and
 //! so the end of its keeper, loses what it has not written by itself within the last seconds.
+
+#[cfg(feature = "proxy")]
+pub mod protocol;
+#[cfg(feature = "proxy")]
+mod way;
 
 use std::fs::{self, File};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
@@ -19,6 +24,8 @@ use crate::certificate;
 use crate::error::{Error, Result, While};
 use crate::folder::{EndBy, Folder, Medium};
 use crate::programs;
+#[cfg(feature = "proxy")]
+pub use way::Way;
 
 const PATIENCE: Duration = Duration::from_secs(20);
 const POLL: Duration = Duration::from_millis(5);
@@ -162,6 +169,11 @@ impl Kafka {
         self.folder.rests()?;
         process.wait().during(|| "wait for noida-db".to_owned())?;
         Ok(())
+    }
+
+    /// Whether it was started and not ended since.
+    pub fn is_running(&self) -> bool {
+        self.process.is_some()
     }
 
     /// What clients connect to.
