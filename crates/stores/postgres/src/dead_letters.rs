@@ -89,9 +89,9 @@ const BLOCKING: &str = "SELECT count(*) FROM {schema}.dead_letter AS d
 /// `$4` bytes before the last one: sizes are known without reading the payloads.
 ///
 /// A catch-up stands in the log where it will end, beyond letters of the stream whose events it has
-/// still to read: until it has ended, only those with a place of its own (cluster, timeline and log
-/// position, 18 bytes) are up to the checkpoint. Those of another cluster (8 bytes) came with a dump,
-/// and are once the catch-up behind it has ended.
+/// still to read; its own ones come behind those. So none is released before it has ended. Letters
+/// of another cluster (the first 8 bytes) came with a dump, and are released after the catch-up
+/// behind it.
 const RELEASED: &str = concat!(
     "SELECT ",
     columns!(),
@@ -105,8 +105,7 @@ const RELEASED: &str = concat!(
                         AND (d.position <= c.position OR $2 = 'wal'
                             AND substr(d.position, 1, 8) <> substr(c.position, 1, 8))
                         AND NOT ($2 = 'wal' AND EXISTS (SELECT FROM {schema}.wal_recovery AS r
-                                WHERE r.outbox = {outbox_text} AND r.consumer = $1)
-                            AND substr(d.position, 1, 18) <> substr(c.position, 1, 18)))
+                            WHERE r.outbox = {outbox_text} AND r.consumer = $1)))
                 AND NOT EXISTS (SELECT FROM {schema}.dead_letter AS p
                     WHERE p.outbox = {outbox_text} AND p.consumer = $1 AND p.partition = $2
                         AND p.key = d.key AND p.state = 'parked' AND p.number < d.number)
