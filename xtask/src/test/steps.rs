@@ -54,6 +54,7 @@ pub(super) const STEPS: &[Step] = &[
     check("deny", "licences, banned crates, sources", deny),
     check("doc", "the documentation builds without warnings", documentation),
     tests("test", "unit and integration tests", test),
+    check("sqlserver", "the store on the SQL Server that is named, if one is", sqlserver),
     tests("doctest", "the examples in the documentation", doctest),
     tests("blocks", "the shell commands and the SQL in the pages", blocks::run),
     tests(
@@ -127,6 +128,17 @@ fn doctest(workspace: &Workspace) -> Result<Outcome> {
     let mut command = workspace.cargo();
     command.args(["test", "--doc", "--workspace", "--all-features", "--locked"]);
     judged("doctest", command.arg("--no-fail-fast"))
+}
+
+/// No SQL Server can be installed here: whoever has one names it, and its tests are run again alone.
+fn sqlserver(workspace: &Workspace) -> Result<Outcome> {
+    if std::env::var_os("POSTRIDER_TEST_SQLSERVER").is_none_or(|text| text.is_empty()) {
+        let reason = "POSTRIDER_TEST_SQLSERVER names no server; nothing was tried on SQL Server";
+        return Ok(Outcome::NotRun(reason.to_owned()));
+    }
+    let mut command = workspace.cargo();
+    command.args(["test", "--workspace", "--all-features", "--locked", "--no-fail-fast"]);
+    judged("sqlserver", command.args(["--test", "sql"]))
 }
 
 fn fault_smoke(workspace: &Workspace) -> Result<Outcome> {
