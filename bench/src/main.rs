@@ -1,9 +1,10 @@
 //! Benchmarks of Postrider: `cargo xtask bench NAME`.
 //!
 //! What lives here: the command line. What does not: how figures are judged (`figure.rs`) and what
-//! is measured (`relay/`, `postgres/`, `wal/`, `servicebus.rs`, `sinks/`).
+//! is measured (`relay/`, `postgres/`, `wal/`, `cosmos/`, `servicebus.rs`, `sinks/`).
 //! Invariant: a goal is judged on a median, and a ratio's baseline is taken in the same run.
 
+mod cosmos;
 mod figure;
 mod postgres;
 mod relay;
@@ -55,6 +56,9 @@ enum Bench {
     /// PostgreSQL's write-ahead log as a source: draining against pg_recvlogical, latency, start,
     /// recovery without the slot, one large transaction, memory.
     PostgresWal(wal::Args),
+    /// Azure Cosmos DB as a source, against Microsoft's emulator: draining against the SDK's change
+    /// feed by itself, what that is charged, what rest costs, what saving an event costs.
+    Cosmos,
     /// Azure Service Bus as a sink, against the emulator: batches by session against one message
     /// awaited after another, and with latency added.
     Servicebus,
@@ -92,6 +96,11 @@ fn main() -> Result<std::process::ExitCode> {
         Bench::PostgresWal(args) => {
             let mut report = Report::new("postgres-wal", cli.json, cli.figure);
             wal::run(&mut report, &args, cli.runs, cli.smoke)?;
+            Ok(report.end(cli.check && !cli.smoke))
+        }
+        Bench::Cosmos => {
+            let mut report = Report::new("cosmos", cli.json, cli.figure);
+            cosmos::run(&mut report, cli.runs, cli.smoke)?;
             Ok(report.end(cli.check && !cli.smoke))
         }
         Bench::Servicebus => {

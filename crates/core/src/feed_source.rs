@@ -1,17 +1,19 @@
 //! Makes a `Source` of a `Feed`: reads pages and polls at the head.
 //!
 //! What lives here: the adaptive poll. What does not: any store.
-//! Invariant: `next` keeps no state across its waits but the position: dropping it loses nothing.
+//! Invariant: `next` keeps no state across its waits but the position and the page that is on its
+//! way: dropping it loses nothing, and has nothing read twice.
 
 use std::collections::VecDeque;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
 
 use crate::{
-    Batch, BatchLimit, Clock, ConsumerName, ErrorKind, Feed, PartitionId, Position, ReadOutcome,
-    Reader, Result, Source, StartFrom, Successor, Timestamp,
+    Batch, BatchLimit, Clock, ConsumerName, ErrorKind, Feed, FeedPage, PartitionId, Position,
+    ReadOutcome, Reader, Result, Source, StartFrom, Successor, Timestamp,
 };
 
 /// How long a reader at the head waits before it looks again.
@@ -80,6 +82,7 @@ impl<F: Feed + ?Sized + 'static> Source for FeedSource<F> {
             passed,
             wait: self.poll.busy,
             last_moved: Timestamp::default(),
+            reading: None,
         }))
     }
 }
@@ -152,9 +155,31 @@ struct FeedReader<F: ?Sized> {
     wait: Duration,
     /// When the position last moved without records.
     last_moved: Timestamp,
+    /// The page that is being read, of which a caller that was called away must lose nothing: what
+    /// was asked for is paid for.
+    reading: Option<(BatchLimit, ReadingPage)>,
 }
 
-impl<F: Feed + ?Sized> FeedReader<F> {
+/// A page on its way.
+type ReadingPage = Pin<Box<dyn Future<Output = Result<FeedPage>> + Send>>;
+
+impl<F: Feed + ?Sized + 'static> FeedReader<F> {
+    /// The page after this place; one that is on its way already is waited for.
+    async fn page(&mut self, limit: BatchLimit) -> Result<FeedPage> {
+        let (feed, partition) = (Arc::clone(&self.feed), self.partition.clone());
+        let after = self.after.clone();
+        let (_, reading) = match &mut self.reading {
+            Some(reading) if reading.0 == limit => reading,
+            other => other.insert((
+                limit,
+                Box::pin(async move { feed.read(&partition, &after, limit).await }),
+            )),
+        };
+        let page = reading.await;
+        self.reading = None;
+        page
+    }
+
     /// Moves to the page's end and says whether there is anything to hand out.
     fn take(&mut self, entries: usize, position: &Position) -> bool {
         let now = Timestamp::from_millis(
@@ -185,7 +210,7 @@ impl<F: Feed + ?Sized + 'static> Reader for FeedReader<F> {
             return Ok(ReadOutcome::Batch(Batch { entries: Vec::new(), position }));
         }
         loop {
-            let page = self.feed.read(&self.partition, &self.after, limit).await?;
+            let page = self.page(limit).await?;
             if !page.entries.is_empty() {
                 self.wait = self.poll.busy;
             } else if let Some(successors) = page.ended {
@@ -222,4 +247,92 @@ async fn wait_for_news<F: Feed + ?Sized>(
         std::task::Poll::Pending
     })
     .await;
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::*;
+
+    /// A feed whose pages take a while.
+    struct Slow(AtomicUsize);
+
+    #[async_trait]
+    impl Feed for Slow {
+        fn identity(&self) -> String {
+            "slow".to_owned()
+        }
+
+        async fn partitions(&self, _consumer: &ConsumerName) -> Result<Vec<PartitionId>> {
+            Ok(vec![PartitionId::numbered(0, 1)])
+        }
+
+        async fn read(
+            &self,
+            _partition: &PartitionId,
+            _after: &Position,
+            limit: BatchLimit,
+        ) -> Result<FeedPage> {
+            self.0.fetch_add(1, Ordering::Relaxed);
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            let position = Position::from_bytes(&limit.records.to_be_bytes())?;
+            Ok(FeedPage { entries: Vec::new(), position, ended: None })
+        }
+
+        async fn head(&self, _partition: &PartitionId) -> Result<Position> {
+            Ok(Position::START)
+        }
+
+        async fn position_at(&self, _: &PartitionId, _: Timestamp) -> Result<Position> {
+            Ok(Position::START)
+        }
+    }
+
+    struct Tokio(tokio::time::Instant);
+
+    #[async_trait]
+    impl Clock for Tokio {
+        fn now(&self) -> Timestamp {
+            Timestamp::from_millis(0)
+        }
+
+        fn elapsed(&self) -> Duration {
+            self.0.elapsed()
+        }
+
+        async fn sleep(&self, duration: Duration) {
+            tokio::time::sleep(duration).await;
+        }
+    }
+
+    /// A relay that notes a checkpoint leaves `next` and comes back.
+    #[tokio::test(start_paused = true)]
+    async fn a_page_on_its_way_is_not_asked_for_again() {
+        let feed = Arc::new(Slow(AtomicUsize::new(0)));
+        let clock = Arc::new(Tokio(tokio::time::Instant::now()));
+        let source = FeedSource::new(Arc::clone(&feed), clock, PollInterval::default());
+        let consumer = ConsumerName::new("c").expect("a valid name");
+        let partition = PartitionId::numbered(0, 1);
+        let from = StartFrom::After(Position::START);
+        let mut reader = source.open(&consumer, &partition, from).await.expect("opened");
+        let few = BatchLimit { records: 7, bytes: 7 };
+        for _ in 0..3 {
+            let left = tokio::time::timeout(Duration::from_millis(300), reader.next(few)).await;
+            assert!(left.is_err(), "it takes a second");
+        }
+        reader.confirmed(&Position::START);
+        let outcome = reader.next(few).await.expect("a page");
+        assert_eq!(feed.0.load(Ordering::Relaxed), 1);
+        let ReadOutcome::Batch(batch) = outcome else { panic!("a batch") };
+        assert_eq!(batch.position.as_bytes(), 7usize.to_be_bytes());
+        // Another limit is another page.
+        let left = tokio::time::timeout(Duration::from_millis(300), reader.next(few)).await;
+        assert!(left.is_err(), "it takes a second");
+        let more = BatchLimit { records: 8, bytes: 8 };
+        let ReadOutcome::Batch(batch) = reader.next(more).await.expect("a page") else {
+            panic!("a batch")
+        };
+        assert_eq!(batch.position.as_bytes(), 8usize.to_be_bytes());
+    }
 }
