@@ -5,6 +5,9 @@
 //! Invariant: a checkpoint moves in the batch that has checked its lease, never back; places of one
 //! range are ordered by the documents that one consumer passed.
 
+use std::collections::HashMap;
+use std::sync::{Mutex, PoisonError};
+
 use async_trait::async_trait;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;
@@ -35,6 +38,28 @@ pub(crate) struct Standing {
     pub(crate) ended: bool,
     /// Under whose leases it moved last.
     group: Option<String>,
+    /// Who takes over, once that is decided: letters move to them before it has ended.
+    #[serde(default)]
+    heirs: Vec<Heir>,
+}
+
+/// A successor, as a standing names it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct Heir {
+    partition: String,
+    from: String,
+}
+
+impl Heir {
+    fn of(successor: &Successor) -> Self {
+        let partition = successor.partition.as_str().to_owned();
+        Self { partition, from: encode(&successor.from) }
+    }
+
+    fn successor(&self) -> Result<Successor> {
+        let partition = PartitionId::new(self.partition.as_str())?;
+        Ok(Successor { partition, from: decode(&self.from)? })
+    }
 }
 
 pub(crate) fn encode(position: &Position) -> String {
@@ -92,6 +117,22 @@ impl Change {
     }
 }
 
+/// Standings as this process wrote them last, by their documents.
+#[derive(Debug, Default)]
+pub(crate) struct Known(Mutex<HashMap<String, (Standing, String)>>);
+
+impl Known {
+    /// Taken, so that a write whose answer is lost leaves nothing to rely on.
+    fn take(&self, id: &str) -> Option<Change> {
+        let taken = self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(id);
+        taken.map(|(standing, etag)| Change { standing, etag: Some(etag) })
+    }
+
+    fn keep(&self, id: String, standing: Standing, etag: String) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(id, (standing, etag));
+    }
+}
+
 /// Every consumer's standings, by consumer and partition.
 pub(crate) async fn standings(
     control: &Control,
@@ -109,6 +150,32 @@ pub(crate) async fn standings(
         (&a.body.consumer, &a.body.partition).cmp(&(&b.body.consumer, &b.body.partition))
     });
     Ok(all)
+}
+
+impl CosmosStore {
+    /// The successors of a consumer's partition, which are written down before anything is done
+    /// for them. Those that were decided before hold, also if the service has split another time
+    /// since: letters may be with them already, and each of them ends in turn.
+    async fn decided(
+        &self,
+        lease: &HeldLease,
+        consumer: &ConsumerName,
+        successors: &[Successor],
+    ) -> Result<Vec<Successor>> {
+        let partition = lease.partition().as_str();
+        let control = &self.inner.control;
+        let mut under = self.under(lease);
+        loop {
+            let mut change = Change::read(control, consumer.as_str(), partition).await?;
+            if !change.standing.heirs.is_empty() {
+                return change.standing.heirs.iter().map(Heir::successor).collect();
+            }
+            change.standing.heirs = successors.iter().map(Heir::of).collect();
+            if under.write(vec![change.write(control)?]).await? {
+                return Ok(successors.to_vec());
+            }
+        }
+    }
 }
 
 #[async_trait]
@@ -137,9 +204,13 @@ impl Checkpoints for CosmosStore {
         let ahead = Place::read(to)?.ordinal();
         let partition = lease.partition().as_str();
         let control = &self.inner.control;
+        let id = Standing::of(consumer.as_str(), partition).id();
         let mut under = self.under(lease);
         loop {
-            let mut change = Change::read(control, consumer.as_str(), partition).await?;
+            let mut change = match self.inner.known.take(&id) {
+                Some(known) => known,
+                None => Change::read(control, consumer.as_str(), partition).await?,
+            };
             let standing = &mut change.standing;
             match standing.position()? {
                 // A repetition of a write whose answer was lost.
@@ -152,8 +223,13 @@ impl Checkpoints for CosmosStore {
                 _ => standing.published = standing.published.saturating_add(tally.published),
             }
             standing.position = Some(encode(to));
+            // A range that was merged again before it had ended is read on.
+            standing.heirs.iter_mut().for_each(|heir| heir.from = encode(to));
             standing.group = Some(lease.group().as_str().to_owned());
-            if under.write(vec![change.write(control)?]).await? {
+            let next = standing.clone();
+            let written = under.write_and_tell(vec![change.write(control)?]).await?;
+            if let Some(etag) = written.and_then(|etags| etags.into_iter().next()) {
+                self.inner.known.keep(id, next, etag);
                 return Ok(());
             }
         }
@@ -168,6 +244,7 @@ impl Checkpoints for CosmosStore {
         for successor in successors {
             Place::read(&successor.from)?;
         }
+        let successors = &self.decided(lease, consumer, successors).await?;
         self.hand_letters_on(lease, consumer, successors).await?;
         let partition = lease.partition().as_str();
         let control = &self.inner.control;

@@ -18,6 +18,7 @@ use postrider_core::{Error, Result};
 use crate::Inner;
 use crate::advice::ClockSeen;
 use crate::charge::Charges;
+use crate::checkpoints::Known;
 use crate::config::{Account, Auth, CosmosConfig};
 use crate::control::Control;
 use crate::error::failed;
@@ -25,6 +26,7 @@ use crate::expired::Expired;
 use crate::feed::Ahead;
 use crate::leases::Seen;
 use crate::numbers::Numbers;
+use crate::relays::Own;
 
 /// The partition key of both containers.
 pub(crate) const PARTITION_KEY: &str = "/partitionKey";
@@ -54,6 +56,8 @@ pub(crate) async fn open(config: &CosmosConfig) -> Result<Inner> {
         control,
         numbers: Numbers::default(),
         seen: Seen::default(),
+        known: Known::default(),
+        own: Own::default(),
         clock: ClockSeen::default(),
         ahead: Ahead::default(),
         expired: Expired::default(),

@@ -16,7 +16,7 @@ use futures_util::TryStreamExt;
 use postrider_core::{Error, Result, Timestamp};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use serde_json::Value;
+use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
 use crate::error::{
@@ -48,6 +48,8 @@ pub(crate) enum Write {
     Replace(Value, String),
     /// Must be the version that was read.
     Delete(String, String),
+    /// Must be there, in whatever version.
+    Drop(String),
 }
 
 /// What became of a batch.
@@ -108,8 +110,8 @@ impl Control {
         }
     }
 
-    /// The documents that match, at most `most`, as the query orders them. The query may use `@`
-    /// and the names given, and has `c.kind = @kind` to itself.
+    /// The documents of a kind that match, at most `most`, as the clause orders them. It may use
+    /// the names given, and begins with AND or ORDER BY.
     pub(crate) async fn query<T: DeserializeOwned>(
         &self,
         kind: &str,
@@ -117,9 +119,40 @@ impl Control {
         values: &[(&str, Value)],
         most: usize,
     ) -> Result<Vec<Kept<T>>> {
-        let text = format!("SELECT * FROM c WHERE c.kind = @kind {clause}");
+        self.find(&format!("c.kind = @kind {clause}"), &of_kind(kind, values), most).await
+    }
+
+    /// The properties named of the documents of a kind that match; [`query`](Self::query) else.
+    pub(crate) async fn heads<T: DeserializeOwned>(
+        &self,
+        kind: &str,
+        properties: &str,
+        clause: &str,
+        values: &[(&str, Value)],
+        most: usize,
+    ) -> Result<Vec<Kept<T>>> {
+        let text = format!("SELECT {properties} FROM c WHERE c.kind = @kind {clause}");
+        self.all(text, &of_kind(kind, values), most).await
+    }
+
+    /// The documents for which `clause` is true, at most `most`.
+    pub(crate) async fn find<T: DeserializeOwned>(
+        &self,
+        clause: &str,
+        values: &[(&str, Value)],
+        most: usize,
+    ) -> Result<Vec<Kept<T>>> {
+        self.all(format!("SELECT * FROM c WHERE {clause}"), values, most).await
+    }
+
+    async fn all<T: DeserializeOwned>(
+        &self,
+        text: String,
+        values: &[(&str, Value)],
+        most: usize,
+    ) -> Result<Vec<Kept<T>>> {
         let mut found = Vec::new();
-        let mut documents = self.documents::<Value>(text, kind, values).await?;
+        let mut documents = self.documents::<Value>(text, values).await?;
         let place = "query the lease container";
         while let Some(document) = documents.try_next().await.map_err(failed(place))? {
             found.push(kept(document)?);
@@ -142,7 +175,7 @@ impl Control {
     ) -> Result<HashSet<String>> {
         let text = format!("SELECT VALUE {property} FROM c WHERE c.kind = @kind {clause}");
         let mut found = HashSet::new();
-        let mut texts = self.documents::<String>(text, kind, values).await?;
+        let mut texts = self.documents::<String>(text, &of_kind(kind, values)).await?;
         let place = "query the lease container";
         while let Some(text) = texts.try_next().await.map_err(failed(place))? {
             found.insert(text);
@@ -161,7 +194,7 @@ impl Control {
         values: &[(&str, Value)],
     ) -> Result<u64> {
         let text = format!("SELECT VALUE COUNT(1) FROM c WHERE c.kind = @kind {clause}");
-        let counts = self.documents::<u64>(text, kind, values).await?;
+        let counts = self.documents::<u64>(text, &of_kind(kind, values)).await?;
         let counts: Vec<u64> =
             counts.try_collect().await.map_err(failed("count in the lease container"))?;
         Ok(counts.into_iter().sum())
@@ -170,11 +203,10 @@ impl Control {
     async fn documents<T: DeserializeOwned + Send + 'static>(
         &self,
         text: String,
-        kind: &str,
         values: &[(&str, Value)],
     ) -> Result<azure_data_cosmos::feed::QueryItemIterator<T>> {
         let place = "query the lease container";
-        let mut query = Query::from(text).with_parameter("@kind", kind).map_err(failed(place))?;
+        let mut query = Query::from(text);
         for (name, value) in values {
             query = query.with_parameter(*name, value).map_err(failed(place))?;
         }
@@ -200,6 +232,7 @@ impl Control {
                         .with_precondition(Precondition::if_match(etag.clone()));
                     batch.delete_item(id.clone(), Some(seen))
                 }
+                Write::Drop(id) => batch.delete_item(id.clone(), None),
             };
         }
         let answer = match self.container.execute_transactional_batch(batch, None).await {
@@ -213,6 +246,13 @@ impl Control {
         let answer: TransactionalBatchResponse = answer.into_model().map_err(failed(place))?;
         verdict(answer.results(), writes.len())
     }
+}
+
+/// The values of a query that names its kind.
+fn of_kind<'a>(kind: &str, values: &[(&'a str, Value)]) -> Vec<(&'a str, Value)> {
+    let mut all = vec![("@kind", json!(kind))];
+    all.extend_from_slice(values);
+    all
 }
 
 /// Whether a document is missing, and not a whole container, or a replica's news of it.
@@ -252,6 +292,11 @@ fn verdict(results: &[TransactionalBatchOperationResult], count: usize) -> Resul
             results.len()
         ))),
     }
+}
+
+/// What was read as JSON, as what it is.
+pub(crate) fn read_as<T: DeserializeOwned>(found: Kept<Value>) -> Result<Kept<T>> {
+    kept(found.body)
 }
 
 fn kept<T: DeserializeOwned>(document: Value) -> Result<Kept<T>> {

@@ -16,14 +16,19 @@ use serde_json::{Value, json};
 use crate::CosmosStore;
 use crate::checkpoints::{Change, encode};
 use crate::control::{Kept, MAX_BATCH_BYTES, Write, Written};
-use crate::letters::{LETTER, Letter, changed, letter, park, state_text};
+use crate::letter_parts::{self, removal, whole};
+use crate::letters::{HEAD, Head, LETTER, Letter, changed, letter, park, state_text};
 use crate::position::Place;
 
-/// Letters that are read at once where all that match are wanted.
+/// Heads of letters, and keys, that are asked for at once.
 const PAGE: usize = 100;
+/// Whole letters that are read at once.
+const WHOLE: usize = 16;
 /// Letters that one batch writes at most: with the lease, the numbers and the checkpoint it stays
 /// within the service's limit of operations.
 const AT_ONCE: usize = 90;
+/// Letters that one batch removes at most, each with its parts: three hold what a container may.
+const RESOLVED: usize = 22;
 /// How often a person's change that met another's is tried again.
 const TRIES: u32 = 20;
 
@@ -79,7 +84,7 @@ impl CosmosStore {
         let control = &self.inner.control;
         let (mut count, mut after) = (0, 0);
         loop {
-            let page = self.matching(filter, after, PAGE).await?;
+            let page = self.matching(filter, after, WHOLE).await?;
             let Some(last) = page.last() else { return Ok(count) };
             after = last.body.number;
             for found in page {
@@ -92,7 +97,7 @@ impl CosmosStore {
                         count += 1;
                         break;
                     }
-                    current = control.read::<Letter>(&found.body.id()?).await?;
+                    current = control.read::<Letter>(&found.body.id).await?;
                 }
             }
         }
@@ -103,14 +108,16 @@ impl CosmosStore {
         let control = &self.inner.control;
         let (mut count, mut after) = (0, 0);
         loop {
-            let page = self.matching(filter, after, PAGE).await?;
+            let page = self.matching(filter, after, WHOLE).await?;
             let Some(last) = page.last() else { return Ok(count) };
             after = last.body.number;
             for found in page {
                 let mut current = Some(found);
                 for _ in 0..TRIES {
                     let Some(found) = current else { break };
-                    let mut writes = vec![Write::Delete(found.body.id()?, found.etag.clone())];
+                    let letter = &found.body;
+                    let mut writes = removal(control, &letter.id, letter.parts).await?;
+                    writes.push(Write::Delete(letter.id.clone(), found.etag.clone()));
                     if count_dropped {
                         let (consumer, partition) = (&found.body.consumer, &found.body.partition);
                         let mut change = Change::read(control, consumer, partition).await?;
@@ -121,7 +128,7 @@ impl CosmosStore {
                         count += 1;
                         break;
                     }
-                    current = control.read::<Letter>(&found.body.id()?).await?;
+                    current = control.read::<Letter>(&found.body.id).await?;
                 }
             }
         }
@@ -143,28 +150,39 @@ impl CosmosStore {
         successors: &[Successor],
     ) -> Result<()> {
         let Some(first) = successors.first() else { return Ok(()) };
+        let control = &self.inner.control;
+        let values = of(consumer, lease.partition());
         loop {
-            let values = of(consumer, lease.partition());
-            let control = &self.inner.control;
-            let page = control.query::<Letter>(LETTER, OF, &values, AT_ONCE).await?;
-            let mut moves = Vec::new();
-            for kept in page {
-                let heir = match kept.body.key.as_deref() {
-                    None => &first.partition,
-                    Some(key) => self.heir(key, successors).await?.unwrap_or(&first.partition),
-                };
-                let partition = heir.as_str().to_owned();
-                let next = Letter { partition, ..kept.body.clone() };
-                moves.push(changed(control, &kept, next)?);
-            }
-            if moves.is_empty() {
+            let clause = format!("{OF} ORDER BY c.number");
+            let heads = control.heads::<Head>(LETTER, HEAD, &clause, &values, AT_ONCE).await?;
+            if heads.is_empty() {
                 return Ok(());
             }
-            for together in chunks(moves) {
-                // What changed meanwhile is read again by the next look.
-                self.under(lease).write(together).await?;
+            for some in heads.chunks(WHOLE) {
+                let mut moves = Vec::new();
+                for kept in self.letters(some).await? {
+                    let heir = match kept.body.key.as_deref() {
+                        None => &first.partition,
+                        Some(key) => self.heir(key, successors).await?.unwrap_or(&first.partition),
+                    };
+                    let partition = heir.as_str().to_owned();
+                    let next = Letter { partition, ..kept.body.clone() };
+                    moves.push(changed(control, &kept, next)?);
+                }
+                for together in chunks(moves) {
+                    // What changed meanwhile is read again by the next look.
+                    self.under(lease).write(together).await?;
+                }
             }
         }
+    }
+
+    /// The letters of these heads that are there still, without what stands beside them.
+    async fn letters(&self, heads: &[Kept<Head>]) -> Result<Vec<Kept<Letter>>> {
+        let numbers: Vec<u64> = heads.iter().map(|head| head.body.number).collect();
+        let values = [("@numbers", json!(numbers))];
+        let clause = "AND ARRAY_CONTAINS(@numbers, c.number) ORDER BY c.number";
+        self.inner.control.query::<Letter>(LETTER, clause, &values, usize::MAX).await
     }
 }
 
@@ -175,7 +193,7 @@ fn chunks(writes: Vec<Write>) -> Vec<Vec<Write>> {
     for write in writes {
         let size = match &write {
             Write::Create(document) | Write::Replace(document, _) => document.to_string().len(),
-            Write::Delete(..) => 0,
+            Write::Delete(..) | Write::Drop(_) => 0,
         };
         match all.last_mut() {
             Some(last) if last.len() < AT_ONCE && bytes + size <= MAX_BATCH_BYTES => {
@@ -195,7 +213,8 @@ fn chunks(writes: Vec<Write>) -> Vec<Vec<Write>> {
 fn first_that_fit(consumer: &ConsumerName, letters: &[NewDeadLetter]) -> usize {
     let mut bytes = 0usize;
     let fits = letters.iter().take(AT_ONCE).take_while(|letter| {
-        bytes = bytes.saturating_add(Letter::size(consumer.as_str(), letter));
+        let made = Letter::made(consumer.as_str(), "", letter);
+        bytes = bytes.saturating_add(made.letter.size());
         bytes <= MAX_BATCH_BYTES
     });
     fits.count().max(1)
@@ -212,6 +231,13 @@ impl DeadLetters for CosmosStore {
         let (mut added, mut rest) = (0, letters);
         while !rest.is_empty() {
             let (now, later) = rest.split_at(first_that_fit(consumer, rest));
+            for new in now {
+                let made = Letter::made(consumer.as_str(), "", new);
+                if let Some(content) = made.beside {
+                    let (control, letter) = (&self.inner.control, &made.letter.id);
+                    letter_parts::write(control, &mut self.under(lease), letter, &content).await?;
+                }
+            }
             let mut under = self.under(lease);
             added += loop {
                 let (writes, new) = park(&self.inner.control, lease, consumer, now).await?;
@@ -260,14 +286,14 @@ impl DeadLetters for CosmosStore {
         let standing = Change::read(control, consumer.as_str(), partition.as_str()).await?;
         let Some(position) = standing.standing.position()? else { return Ok(Vec::new()) };
         let passed = Place::read(&position)?.ordinal();
-        let (mut page, mut bytes, mut after) = (Vec::new(), 0usize, 0u64);
+        let (mut chosen, mut bytes, mut after) = (Vec::new(), 0usize, 0u64);
         let mut held: HashSet<String> = HashSet::new();
-        loop {
+        'looking: loop {
             let mut values = of(consumer, partition);
             values.push(("@after", json!(after)));
             let clause = format!("{OF} {BLOCKS} AND c.number > @after ORDER BY c.number");
-            let found = control.query::<Letter>(LETTER, &clause, &values, PAGE).await?;
-            let Some(last) = found.last() else { return Ok(page) };
+            let found = control.heads::<Head>(LETTER, HEAD, &clause, &values, PAGE).await?;
+            let Some(last) = found.last() else { break };
             after = last.body.number;
             for kept in found {
                 let body = &kept.body;
@@ -281,14 +307,23 @@ impl DeadLetters for CosmosStore {
                 if waits || body.ordinal()? > passed {
                     continue;
                 }
-                let letter = letter(&kept)?;
-                bytes = bytes.saturating_add(letter.entry.cost_bytes());
-                if page.len() >= limit.records || (!page.is_empty() && bytes > limit.bytes) {
-                    return Ok(page);
+                bytes = bytes.saturating_add(body.bytes);
+                if chosen.len() >= limit.records || (!chosen.is_empty() && bytes > limit.bytes) {
+                    break 'looking;
                 }
-                page.push(letter);
+                chosen.push(kept);
             }
         }
+        let mut page = Vec::new();
+        for some in chosen.chunks(WHOLE) {
+            for found in self.letters(some).await? {
+                // A person may have changed it just now.
+                if some.iter().any(|head| head.body.state == found.body.state) {
+                    page.push(letter(&whole(control, found).await?)?);
+                }
+            }
+        }
+        Ok(page)
     }
 
     async fn resolve(
@@ -298,20 +333,22 @@ impl DeadLetters for CosmosStore {
         ids: &[DeadLetterId],
     ) -> Result<()> {
         let (control, partition) = (&self.inner.control, lease.partition());
-        for some in ids.chunks(AT_ONCE) {
+        for some in ids.chunks(RESOLVED) {
             let numbers: Vec<u64> = some.iter().map(|id| id.get()).collect();
             let mut under = self.under(lease);
             loop {
                 let mut values = of(consumer, partition);
                 values.push(("@numbers", json!(numbers)));
                 let clause = format!("{OF} AND ARRAY_CONTAINS(@numbers, c.number)");
-                let found = control.query::<Letter>(LETTER, &clause, &values, usize::MAX).await?;
+                let found =
+                    control.heads::<Head>(LETTER, HEAD, &clause, &values, usize::MAX).await?;
                 let name = consumer.as_str();
                 let mut change = Change::read(control, name, partition.as_str()).await?;
                 change.standing.published += found.len() as u64;
                 let mut writes = Vec::new();
                 for kept in &found {
-                    writes.push(Write::Delete(kept.body.id()?, kept.etag.clone()));
+                    writes.extend(removal(control, &kept.body.id, kept.body.parts).await?);
+                    writes.push(Write::Delete(kept.body.id.clone(), kept.etag.clone()));
                 }
                 if !found.is_empty() {
                     writes.push(change.write(control)?);
@@ -366,8 +403,11 @@ impl DeadLetters for CosmosStore {
         limit: usize,
     ) -> Result<Vec<DeadLetter>> {
         let after = after.map_or(0, DeadLetterId::get);
-        let found = self.matching(filter, after, limit).await?;
-        found.iter().map(letter).collect()
+        let mut all = Vec::new();
+        for found in self.matching(filter, after, limit).await? {
+            all.push(letter(&whole(&self.inner.control, found).await?)?);
+        }
+        Ok(all)
     }
 
     async fn requeue(&self, filter: &DeadLetterFilter) -> Result<u64> {
@@ -399,7 +439,11 @@ impl DeadLetters for CosmosStore {
         let mut values = of(consumer, partition);
         values.push(("@position", json!(encode(position))));
         let clause = format!("{OF} AND c.position = @position");
-        let found = self.inner.control.query::<Letter>(LETTER, &clause, &values, 1).await?;
-        found.first().map(letter).transpose()
+        let control = &self.inner.control;
+        let mut found = control.query::<Letter>(LETTER, &clause, &values, 1).await?;
+        match found.pop() {
+            Some(found) => letter(&whole(control, found).await?).map(Some),
+            None => Ok(None),
+        }
     }
 }

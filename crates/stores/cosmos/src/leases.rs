@@ -1,6 +1,7 @@
-//! Leases, the list of live relays, and the fence that every write under a lease passes.
+//! Leases, and the fence that every write under a lease passes.
 //!
-//! What lives here: the seam over lease and relay documents. What does not: when to renew.
+//! What lives here: the seam over lease documents. What does not: the list of live relays
+//! (`relays.rs`), when to renew.
 //! Invariant: each acquisition raises the epoch; a write under a lease replaces the lease's own
 //! document in the same batch, in the version that was seen under that epoch, so that whoever
 //! took the lease in between makes the batch fail whole.
@@ -15,23 +16,21 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use postrider_core::{
-    Acquired, Epoch, Error, GroupName, HeldLease, LeaseInfo, Leases, PartitionId, RelayId, Renewal,
-    Result,
+    Acquired, Epoch, Error, GroupName, Heartbeat, HeldLease, LeaseInfo, Leases, PartitionId,
+    RelayId, Renewal, Result,
 };
 use serde::{Deserialize, Serialize};
-use serde_json::json;
 
 use crate::CosmosStore;
 use crate::control::{Control, Kept, MAX_BATCH_OPERATIONS, Write, Written, id};
+use crate::relays::RELAY;
 
-const LEASE: &str = "lease";
-const RELAY: &str = "relay";
+pub(crate) const LEASE: &str = "lease";
 /// How often a write that met another's is tried again before it is left to the caller.
-const TRIES: u32 = 20;
-/// Between two looks at others' leases.
-const STANDBY: Duration = Duration::from_millis(500);
-/// How long a relay's document outlives its last word, by the database's own time to live.
-const RELAY_TTL_SECONDS: u64 = 3_600;
+pub(crate) const TRIES: u32 = 20;
+/// Between two looks at others' leases. One that was renewed just after a look is seen to run out
+/// twice this and its time to live later, which stays below a second with room for the requests.
+const STANDBY: Duration = Duration::from_millis(400);
 
 /// A lease; kept also when free, because its epoch must never repeat.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -49,18 +48,6 @@ pub(crate) struct Lease {
     beat: u64,
 }
 
-/// A relay that said it is alive.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-struct Relay {
-    #[serde(rename = "leaseGroup")]
-    group: String,
-    relay: String,
-    ttl_ms: u64,
-    beat: u64,
-    /// The database's own: an old relay's document goes by itself.
-    ttl: u64,
-}
-
 /// A lease in the version under which this process may write; one writer at a time.
 type Slot = Arc<tokio::sync::Mutex<Option<Kept<Lease>>>>;
 
@@ -75,7 +62,7 @@ pub(crate) struct Seen {
 
 impl Seen {
     /// How long the document would still last without becoming another `version`.
-    fn remaining(&self, id: &str, version: &str, ttl: Duration) -> Duration {
+    pub(crate) fn remaining(&self, id: &str, version: &str, ttl: Duration) -> Duration {
         let now = Instant::now();
         let mut since = self.since.lock().unwrap_or_else(PoisonError::into_inner);
         let seen = since.entry(id.to_owned()).or_insert_with(|| (version.to_owned(), now));
@@ -85,7 +72,7 @@ impl Seen {
         ttl.saturating_sub(now.saturating_duration_since(seen.1))
     }
 
-    fn forget(&self, id: &str) {
+    pub(crate) fn forget(&self, id: &str) {
         self.since.lock().unwrap_or_else(PoisonError::into_inner).remove(id);
     }
 
@@ -99,7 +86,7 @@ pub(crate) fn lease_id(group: &str, partition: &str) -> String {
     id(LEASE, &[group.as_bytes(), partition.as_bytes()])
 }
 
-fn ms(duration: Duration) -> u64 {
+pub(crate) fn ms(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
@@ -144,7 +131,15 @@ impl Under<'_> {
     ///
     /// # Errors
     /// `Fenced` when the lease was taken over or released; then nothing was written.
-    pub(crate) async fn write(&mut self, mut writes: Vec<Write>) -> Result<bool> {
+    pub(crate) async fn write(&mut self, writes: Vec<Write>) -> Result<bool> {
+        Ok(self.write_and_tell(writes).await?.is_some())
+    }
+
+    /// [`write`](Self::write); the new versions, in order, or nothing.
+    pub(crate) async fn write_and_tell(
+        &mut self,
+        mut writes: Vec<Write>,
+    ) -> Result<Option<Vec<String>>> {
         self.tries += 1;
         if self.tries > TRIES {
             return Err(busy("write under a lease"));
@@ -163,10 +158,11 @@ impl Under<'_> {
         let next = current.body.beaten();
         let document = self.control.document(LEASE, &self.id, &next)?;
         writes.insert(0, Write::Replace(document, current.etag.clone()));
-        let Written::All(etags) = self.control.write(&writes).await? else { return Ok(false) };
-        let etag = etags.into_iter().next().unwrap_or_default();
+        let Written::All(etags) = self.control.write(&writes).await? else { return Ok(None) };
+        let mut etags = etags.into_iter();
+        let etag = etags.next().unwrap_or_default();
         *known = Some(Kept { body: next, etag, written_at: current.written_at });
-        Ok(true)
+        Ok(Some(etags.collect()))
     }
 }
 
@@ -178,7 +174,7 @@ fn fenced(lease: &HeldLease) -> Error {
     ))
 }
 
-fn busy(place: &str) -> Error {
+pub(crate) fn busy(place: &str) -> Error {
     Error::transient(format!("{place}: others kept changing the same documents; try again"))
 }
 
@@ -281,57 +277,12 @@ impl Leases for CosmosStore {
         relay: &RelayId,
         ttl: Duration,
     ) -> Result<Vec<RelayId>> {
-        let id = id(RELAY, &[group.as_str().as_bytes(), relay.as_str().as_bytes()]);
-        for tried in 0.. {
-            let found = self.control().read::<Relay>(&id).await?;
-            let beat = found.as_ref().map_or(0, |found| found.body.beat.wrapping_add(1));
-            let (group, relay) = (group.as_str().to_owned(), relay.as_str().to_owned());
-            let next = Relay { group, relay, ttl_ms: ms(ttl), beat, ttl: RELAY_TTL_SECONDS };
-            let document = self.control().document(RELAY, &id, &next)?;
-            let write = match found {
-                None => Write::Create(document),
-                Some(found) => Write::Replace(document, found.etag),
-            };
-            match self.control().write(&[write]).await? {
-                Written::All(_) => break,
-                Written::Stale if tried < TRIES => {}
-                Written::Stale => return Err(busy("join the relays")),
-            }
-        }
-        let of_group = [("@group", json!(group.as_str()))];
-        let all = self.control().query::<Relay>(
-            RELAY,
-            "AND c.leaseGroup = @group",
-            &of_group,
-            usize::MAX,
-        );
-        let mut live = Vec::new();
-        for found in all.await? {
-            let ttl = Duration::from_millis(found.body.ttl_ms);
-            let of = crate::control::id(
-                RELAY,
-                &[found.body.group.as_bytes(), found.body.relay.as_bytes()],
-            );
-            let remaining = self.inner.seen.remaining(&of, &found.etag, ttl);
-            if found.body.relay == relay.as_str() || !remaining.is_zero() {
-                live.push(RelayId::new(found.body.relay)?);
-            }
-        }
-        live.sort_unstable();
-        Ok(live)
+        self.say_alive(group, relay, ttl).await?;
+        self.live_relays(group, Some(relay)).await
     }
 
     async fn leave(&self, group: &GroupName, relay: &RelayId) -> Result<()> {
-        let id = id(RELAY, &[group.as_str().as_bytes(), relay.as_str().as_bytes()]);
-        for _ in 0..TRIES {
-            let Some(found) = self.control().read::<Relay>(&id).await? else { return Ok(()) };
-            let gone = Write::Delete(id.clone(), found.etag);
-            if let Written::All(_) = self.control().write(&[gone]).await? {
-                self.inner.seen.forget(&id);
-                return Ok(());
-            }
-        }
-        Err(busy("leave the relays"))
+        self.say_gone(group, relay).await
     }
 
     async fn acquire(
@@ -375,6 +326,25 @@ impl Leases for CosmosStore {
         Err(busy("take a lease"))
     }
 
+    /// Renewals and news are apart: what could be renewed is, whatever becomes of the rest.
+    async fn heartbeat(
+        &self,
+        group: &GroupName,
+        leases: &[&HeldLease],
+        ttl: Duration,
+    ) -> Result<Heartbeat> {
+        let renewals = self.renew(leases, ttl).await?;
+        let news = match self.news(group, leases, ttl).await {
+            Ok(news) => Some(news),
+            // Whoever wants to know asks then, and hears of the trouble.
+            Err(error) => {
+                tracing::debug!(error = %error.chain(), "a heartbeat brought no news");
+                None
+            }
+        };
+        Ok(Heartbeat { renewals, news })
+    }
+
     async fn renew(&self, leases: &[&HeldLease], ttl: Duration) -> Result<Vec<Renewal>> {
         let mut answers = Vec::with_capacity(leases.len());
         for together in leases.chunks(MAX_BATCH_OPERATIONS) {
@@ -411,15 +381,9 @@ impl Leases for CosmosStore {
     }
 
     async fn leases(&self, group: &GroupName) -> Result<Vec<LeaseInfo>> {
-        let of_group = [("@group", json!(group.as_str()))];
-        let all = self.control().query::<Lease>(
-            LEASE,
-            "AND c.leaseGroup = @group",
-            &of_group,
-            usize::MAX,
-        );
         let mut leases = Vec::new();
-        for found in all.await? {
+        // The relays beside them: one that is gone is missed as soon as its leases are.
+        for found in self.look_at(group, &[LEASE, RELAY]).await?.leases {
             let id = lease_id(&found.body.group, &found.body.partition);
             leases.push(LeaseInfo {
                 partition: PartitionId::new(found.body.partition.clone())?,

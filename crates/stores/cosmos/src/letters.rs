@@ -20,6 +20,7 @@ use serde_json::Value;
 use crate::checkpoints::{Change, decode, encode};
 use crate::control::{Control, Kept, Write, id};
 use crate::event_document;
+use crate::letter_parts::MAX_PART_BYTES;
 use crate::position::Place;
 
 pub(crate) const LETTER: &str = "letter";
@@ -34,6 +35,8 @@ struct Numbers {
 /// A letter as it is kept.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Letter {
+    /// Its document's.
+    pub(crate) id: String,
     pub(crate) number: u64,
     pub(crate) consumer: String,
     pub(crate) partition: String,
@@ -50,6 +53,47 @@ pub(crate) struct Letter {
     pub(crate) event: Option<Value>,
     /// The bytes as found, of an unreadable one.
     pub(crate) raw: Option<String>,
+    /// In how many documents its content is instead, where one does not hold it.
+    #[serde(default)]
+    pub(crate) parts: u32,
+    /// What its entry costs a reader, as entries are counted.
+    #[serde(default)]
+    pub(crate) bytes: usize,
+}
+
+/// What is needed of a letter to choose it.
+#[derive(Debug, Clone, Deserialize)]
+pub(crate) struct Head {
+    pub(crate) id: String,
+    pub(crate) number: u64,
+    position: String,
+    pub(crate) state: String,
+    pub(crate) key: Option<String>,
+    malformed: Option<String>,
+    #[serde(default)]
+    pub(crate) parts: u32,
+    #[serde(default)]
+    pub(crate) bytes: usize,
+}
+
+/// The properties of a [`Head`].
+pub(crate) const HEAD: &str = "c.id, c.number, c.position, c.state, c.key, c.malformed, c.parts, \
+    c.bytes, c._etag, c._ts";
+
+impl Head {
+    pub(crate) fn is_malformed(&self) -> bool {
+        self.malformed.is_some()
+    }
+
+    pub(crate) fn ordinal(&self) -> Result<u64> {
+        Ok(Place::read(&decode(&self.position)?)?.ordinal())
+    }
+}
+
+/// A letter to be written, and what its document can't hold.
+pub(crate) struct Made {
+    pub(crate) letter: Letter,
+    pub(crate) beside: Option<Vec<u8>>,
 }
 
 pub(crate) const fn state_text(state: DeadLetterState) -> &'static str {
@@ -87,20 +131,21 @@ fn letter_id(consumer: &str, entry: &Entry) -> String {
 }
 
 impl Letter {
-    fn new(number: u64, consumer: &str, partition: &str, new: &NewDeadLetter) -> Self {
-        let (at, malformed, event, raw) = match &new.entry {
+    pub(crate) fn made(consumer: &str, partition: &str, new: &NewDeadLetter) -> Made {
+        let (at, malformed, content) = match &new.entry {
             Entry::Record(record) => {
                 // No topic is the usual one here: the letter names its own.
                 let event = event_document::document(&record.event, -1, 0, "");
-                (record.appended_at, None, Some(event), None)
+                (record.appended_at, None, event.to_string().into_bytes())
             }
             Entry::Malformed(malformed) => {
-                let raw = BASE64.encode(&malformed.raw);
-                (malformed.appended_at, Some(malformed.reason.clone()), None, Some(raw))
+                let reason = Some(malformed.reason.clone());
+                (malformed.appended_at, reason, malformed.raw.to_vec())
             }
         };
-        Self {
-            number,
+        let letter = Self {
+            id: letter_id(consumer, &new.entry),
+            number: 0,
             consumer: consumer.to_owned(),
             partition: partition.to_owned(),
             position: encode(new.entry.position()),
@@ -111,20 +156,30 @@ impl Letter {
             at_ms: at.as_millis(),
             key: new.entry.key().map(|key| key.as_str().to_owned()),
             malformed,
-            event,
-            raw,
+            event: None,
+            raw: None,
+            parts: 0,
+            bytes: new.entry.cost_bytes(),
+        };
+        if content.len() <= MAX_PART_BYTES {
+            return Made { letter: letter.with_content(&content), beside: None };
         }
+        let parts = u32::try_from(content.len().div_ceil(MAX_PART_BYTES)).unwrap_or(u32::MAX);
+        Made { letter: Self { parts, ..letter }, beside: Some(content) }
     }
 
-    /// How many bytes its document has, but for its place.
-    pub(crate) fn size(consumer: &str, new: &NewDeadLetter) -> usize {
-        let letter = Self::new(u64::MAX, consumer, "", new);
+    /// The same with its content in itself.
+    pub(crate) fn with_content(self, content: &[u8]) -> Self {
+        if self.malformed.is_some() {
+            return Self { raw: Some(BASE64.encode(content)), ..self };
+        }
+        Self { event: serde_json::from_slice(content).ok(), ..self }
+    }
+
+    /// How many bytes its document has.
+    pub(crate) fn size(&self) -> usize {
         // Names of the partition and what the store adds: less than two names may have.
-        serde_json::to_vec(&letter).map_or(usize::MAX, |bytes| bytes.len() + 1_024)
-    }
-
-    pub(crate) fn id(&self) -> Result<String> {
-        Ok(letter_id(&self.consumer, &self.entry()?))
+        serde_json::to_vec(self).map_or(usize::MAX, |bytes| bytes.len() + 1_024)
     }
 
     fn entry(&self) -> Result<Entry> {
@@ -156,16 +211,9 @@ impl Letter {
             raw: Bytes::from(raw),
         }))
     }
-
-    pub(crate) fn is_malformed(&self) -> bool {
-        self.event.is_none()
-    }
-
-    pub(crate) fn ordinal(&self) -> Result<u64> {
-        Ok(Place::read(&decode(&self.position)?)?.ordinal())
-    }
 }
 
+/// What a letter says; its content has to be in it.
 pub(crate) fn letter(kept: &Kept<Letter>) -> Result<DeadLetter> {
     let body = &kept.body;
     Ok(DeadLetter {
@@ -181,11 +229,22 @@ pub(crate) fn letter(kept: &Kept<Letter>) -> Result<DeadLetter> {
     })
 }
 
+/// Whether anybody's letter is to be sent again.
+pub(crate) async fn is_any_requeued(control: &Control) -> Result<bool> {
+    let clause = "AND c.state = 'requeued'";
+    Ok(!control.texts(LETTER, "c.id", clause, &[], 1).await?.is_empty())
+}
+
 /// The letter with a change, to be written back.
 pub(crate) fn changed(control: &Control, kept: &Kept<Letter>, next: Letter) -> Result<Write> {
     // When it was first written is known once it was: the database told with it.
     let parked_ms = next.parked_ms.or(Some(kept.written_at.as_millis()));
-    let id = next.id()?;
+    let id = next.id.clone();
+    // Content that is beside it stays there.
+    let next = match next.parts {
+        0 => next,
+        _ => Letter { event: None, raw: None, ..next },
+    };
     let document = control.document(LETTER, &id, &Letter { parked_ms, ..next })?;
     Ok(Write::Replace(document, kept.etag.clone()))
 }
@@ -224,7 +283,8 @@ pub(crate) async fn park(
             continue;
         }
         last += 1;
-        let letter = Letter::new(last, consumer.as_str(), partition, new);
+        let made = Letter::made(consumer.as_str(), partition, new).letter;
+        let letter = Letter { number: last, ..made };
         writes.push(Write::Create(control.document(LETTER, &id, &letter)?));
     }
     if last > first {

@@ -24,6 +24,7 @@ mod expired;
 mod feed;
 mod inbox;
 mod leases;
+mod letter_parts;
 mod letters;
 mod migrate;
 mod numbers;
@@ -31,6 +32,7 @@ mod pages;
 mod position;
 mod progress;
 mod ranges;
+mod relays;
 mod retention;
 
 use std::sync::Arc;
@@ -71,6 +73,10 @@ struct Inner {
     numbers: numbers::Numbers,
     /// What was seen of leases.
     seen: leases::Seen,
+    /// What this process knows of checkpoints.
+    known: checkpoints::Known,
+    /// This process's relays.
+    own: relays::Own,
     /// What the database said of its time.
     clock: advice::ClockSeen,
     /// Pages of the change feed that were read ahead.

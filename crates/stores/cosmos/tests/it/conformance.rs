@@ -15,7 +15,7 @@ use postrider_core::{
     Acquired, BatchLimit, Checkpoint, Checkpoints, ConsumerName, ConsumerProgress, DeadLetter,
     DeadLetterFilter, DeadLetterId, DeadLetterState, DeadLetters, DocumentBatch, DocumentError,
     DocumentPage, DocumentRead, DocumentStore, ETag, Error, EventId, Feed, FeedPage, FeedSource,
-    GroupName, HeldLease, Key, LeaseInfo, Leases, NewDeadLetter, NewEvent, PageRequest,
+    GroupName, Heartbeat, HeldLease, Key, LeaseInfo, Leases, NewDeadLetter, NewEvent, PageRequest,
     PartitionId, PollInterval, Position, Pruned, RelayId, Renewal, Result, Retention,
     RetentionPolicy, SavedDocument, Source, Successor, Tally, Timestamp,
 };
@@ -123,6 +123,16 @@ impl Leases for Numbered {
     async fn renew(&self, leases: &[&HeldLease], ttl: Duration) -> Result<Vec<Renewal>> {
         let leases: Vec<HeldLease> = leases.iter().map(|lease| Self::lease(lease)).collect();
         self.0.renew(&leases.iter().collect::<Vec<_>>(), ttl).await
+    }
+
+    async fn heartbeat(
+        &self,
+        group: &GroupName,
+        leases: &[&HeldLease],
+        ttl: Duration,
+    ) -> Result<Heartbeat> {
+        let leases: Vec<HeldLease> = leases.iter().map(|lease| Self::lease(lease)).collect();
+        self.0.heartbeat(group, &leases.iter().collect::<Vec<_>>(), ttl).await
     }
 
     async fn release(&self, lease: &HeldLease) -> Result<()> {
