@@ -5,7 +5,7 @@
 //! Invariant: what arrived is what receivers of sessions got, in the order in which each had it; if
 //! the queue held anything else, that is told.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
@@ -84,6 +84,14 @@ impl Bus {
     /// From now on everything is taken and confirmed.
     pub fn heal(&self) {
         self.emulator.faults().clear();
+    }
+
+    /// Whether messages of all these ids are in the queue.
+    pub fn has(&self, ids: &[String]) -> bool {
+        let messages = self.emulator.entity(QUEUE).messages();
+        let held: HashSet<&str> =
+            messages.iter().filter_map(|message| message.message_id.as_deref()).collect();
+        ids.iter().all(|id| held.contains(id.as_str()))
     }
 
     /// This moment.

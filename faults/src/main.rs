@@ -9,11 +9,12 @@ use std::path::{Path, PathBuf};
 use std::process::{Command as Process, ExitCode};
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use clap::{Parser, Subcommand};
 use postrider_faults::campaign::{self, Campaign};
+use postrider_faults::figure::Figure;
 use postrider_faults::schedule::{SinkKind, SourceKind, generator};
-use postrider_faults::{outage, takeover, writer};
+use postrider_faults::{cosmos, outage, takeover, writer};
 use rustix::mount::{MountFlags, mount};
 
 /// Set in the process that has a mount namespace of its own.
@@ -44,6 +45,7 @@ const EXAMPLES: &str = "Examples:
                                                              also rabbitmq, kafka and redis
   cargo xtask faults --source cosmos --sink servicebus --schedules 100       between two emulators
   cargo xtask faults takeover
+  cargo xtask faults takeover --source cosmos
   cargo xtask faults outage --sink nats --seconds 60 --events 100000";
 
 /// Runs the real relay under injected faults and judges what arrived.
@@ -99,6 +101,9 @@ struct Schedules {
 enum Command {
     /// Measures how fast another relay serves everything, after kill -9 and after SIGTERM
     Takeover {
+        /// Where the events come from: a file, or twelve ranges of cosmos (kill -9 alone)
+        #[arg(long, value_enum, default_value_t = SourceKind::Sqlite)]
+        source: SourceKind,
         /// How often each is measured
         #[arg(long, default_value_t = 9)]
         rounds: usize,
@@ -225,9 +230,16 @@ fn run(cli: Cli) -> Result<ExitCode> {
             writer::sqlite::hold_lock(&database, Duration::from_millis(length_ms))?;
             Ok(ExitCode::SUCCESS)
         }
-        Some(Command::Takeover { rounds, json, postrider }) => {
+        Some(Command::Takeover { source, rounds, json, postrider }) => {
             ensure!(rounds > 0, "--rounds is 0; measure at least once");
-            takeover::run(&binary(postrider)?, rounds, json)
+            let binary = binary(postrider)?;
+            match source {
+                SourceKind::Sqlite => takeover::run(&binary, rounds, json),
+                SourceKind::Cosmos => Ok(told(&cosmos::takeover(&binary, rounds)?, json)),
+                SourceKind::PostgresFeed | SourceKind::PostgresWal => {
+                    bail!("take-overs are measured with --source sqlite or cosmos, not {source}")
+                }
+            }
         }
         Some(Command::Outage { sink, seconds, events, json, postrider }) => {
             ensure!(seconds > 0 && events > 0, "--seconds and --events: give at least 1");
@@ -253,14 +265,22 @@ fn outages(
         let figures =
             outage::run(outage::Plan { sink: *sink, length, events, judges_times }, binary);
         for figure in figures.with_context(|| format!("an outage of {sink}"))? {
-            met &= figure.met;
-            match json {
-                true => println!("{}", figure.json()),
-                false => eprintln!("{}", figure.text()),
-            }
+            met &= told(&[figure], json) == ExitCode::SUCCESS;
         }
     }
     Ok(if met { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Prints figures, and says whether all goals are met.
+fn told(figures: &[Figure], json: bool) -> ExitCode {
+    for figure in figures {
+        match json {
+            true => println!("{}", figure.json()),
+            false => eprintln!("{}", figure.text()),
+        }
+    }
+    let met = figures.iter().all(|figure| figure.met);
+    if met { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
 fn binary(given: Option<PathBuf>) -> Result<PathBuf> {

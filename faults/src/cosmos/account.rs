@@ -10,7 +10,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use futures_util::TryStreamExt;
 use postrider_conformance::sink::Delivered;
-use postrider_core::{Checkpoints, ConsumerName, DeadLetterFilter, DeadLetters, EventId};
+use postrider_core::{
+    Checkpoints, ConsumerName, DeadLetterFilter, DeadLetters, EventId, GroupName, Leases,
+};
 use postrider_servers::cosmos::Cosmos;
 use postrider_store_cosmos::azure_data_cosmos::TransactionalBatch;
 use postrider_store_cosmos::azure_data_cosmos::clients::ContainerClient;
@@ -66,6 +68,30 @@ impl Account {
         let accounts = self.accounts()?;
         let begun = accounts.committed.len() as i64 - accounts.published;
         Ok(accounts.unsettled.max(begun))
+    }
+
+    /// Who holds the leases of ranges, one for each; an expired one counts until it is taken over.
+    pub(super) fn holders(&self) -> Result<Vec<String>> {
+        let leases = self.runtime.block_on(self.store.leases(&GroupName::new("default")?))?;
+        Ok(leases.into_iter().map(|lease| lease.holder.as_str().to_owned()).collect())
+    }
+
+    /// Saves an event of each of so many keys; their ids.
+    pub(super) fn probe(&self, round: usize, keys: usize) -> Result<Vec<String>> {
+        let container = self.store.container().clone();
+        let mut rng = generator(1, round as u64, "cosmos probe");
+        self.runtime.block_on(async {
+            let mut ids = Vec::new();
+            for at in 0..keys {
+                let (key, last) = (format!("probe {at}"), round as u64);
+                let batch = documents(&key, last, 1, &mut rng);
+                while !is_written(&container, &key, &batch, last + 1).await? {
+                    tokio::time::sleep(AGAIN).await;
+                }
+                ids.push(batch[1]["id"].as_str().context("an event has an id")?.to_owned());
+            }
+            Ok(ids)
+        })
     }
 
     pub(super) fn requeue_all(&self) -> Result<u64> {

@@ -1,13 +1,15 @@
 //! Schedules from Azure Cosmos DB to Azure Service Bus: the article's system under faults.
 //!
 //! What lives here: carrying a plan out with real relays, from the first process to the judgement.
-//! What does not: the plan (`plan.rs`), writers and the truth (`account.rs`), the other sources,
-//! whose databases tell of each take-over by triggers of their own.
+//! What does not: the plan (`plan.rs`), writers and the truth (`account.rs`), take-overs
+//! (`takeover.rs`), the other sources, whose databases tell of each take-over by triggers of their
+//! own.
 //! Invariant: the account is Microsoft's own emulator, the bus's messages are received by their own
 //! SDK; the bus drops repetitions, so that no event at all may arrive twice.
 
 mod account;
 mod plan;
+mod takeover;
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -26,6 +28,7 @@ use account::{Account, Task};
 use plan::{Plan, Trouble};
 
 pub(crate) use plan::THEMES;
+pub use takeover::takeover;
 
 /// A supervisor's pause before it starts a dead process again.
 const RESTART_AFTER: Duration = Duration::from_millis(100);
@@ -35,6 +38,8 @@ const NOT_READY: i32 = 3;
 const SETTLE_WITHIN: Duration = Duration::from_secs(90);
 /// A drained stop ends well within the relay's own limit of ten seconds.
 const STOP_WITHIN: Duration = Duration::from_secs(15);
+/// Longest wait for anything that is measured.
+const PATIENCE: Duration = Duration::from_secs(60);
 /// How often the relays are looked after.
 const TICK: Duration = Duration::from_millis(10);
 /// How often it is asked whether everything is settled.
@@ -79,16 +84,7 @@ pub fn play(schedule: &Schedule, binary: &Path) -> Result<Played> {
         .context("make the schedule's folder")?;
     let account = Account::start(plan.ranges)?;
     let bus = Bus::start()?;
-    let setup = Setup {
-        binary: binary.to_owned(),
-        folder: folder.path().to_owned(),
-        source: RelaySource::Cosmos(account.emulator.connection_string().to_owned()),
-        targets: vec![(SINK, Target::Servicebus { connection_string: bus.connection_string() })],
-        lease_ttl: LEASE_TTL,
-        retention: None,
-        clock: None,
-        retries: QUICK_RETRIES,
-    };
+    let setup = setup(binary, folder.path(), &account, &bus);
     let mut stage = Stage {
         setup,
         account: &account,
@@ -114,6 +110,20 @@ pub fn play(schedule: &Schedule, binary: &Path) -> Result<Played> {
     });
     let kept = kept.transpose()?;
     Ok(Played { judgement, took: begun.elapsed(), faults, kept })
+}
+
+/// What all relays of a schedule share.
+fn setup(binary: &Path, folder: &Path, account: &Account, bus: &Bus) -> Setup {
+    Setup {
+        binary: binary.to_owned(),
+        folder: folder.to_owned(),
+        source: RelaySource::Cosmos(account.emulator.connection_string().to_owned()),
+        targets: vec![(SINK, Target::Servicebus { connection_string: bus.connection_string() })],
+        lease_ttl: LEASE_TTL,
+        retention: None,
+        clock: None,
+        retries: QUICK_RETRIES,
+    }
 }
 
 impl Stage<'_> {
