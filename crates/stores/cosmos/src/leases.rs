@@ -30,7 +30,7 @@ pub(crate) const LEASE: &str = "lease";
 pub(crate) const TRIES: u32 = 20;
 /// Between two looks at others' leases. One that was renewed just after a look is seen to run out
 /// twice this and its time to live later, which stays below a second with room for the requests.
-const STANDBY: Duration = Duration::from_millis(400);
+const STANDBY: Duration = Duration::from_millis(300);
 
 /// A lease; kept also when free, because its epoch must never repeat.
 #[derive(Debug, Clone, Serialize, Deserialize)]

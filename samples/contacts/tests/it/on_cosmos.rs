@@ -4,13 +4,17 @@
 //! relay once. What does not: the store's own tests.
 //! Invariant: documents are looked at as any client of the service sees them.
 
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 
 use futures_util::TryStreamExt;
 use postrider::cosmos::azure_data_cosmos::feed::FeedScope;
 use postrider::relay::embedded;
+use postrider::sinks::servicebus::{ServiceBus, ServiceBusConfig};
 use postrider::sinks::webhook::{Webhook, WebhookConfig};
 use postrider::{Secret, SystemClock};
+use postrider_servers::servicebus_sdk::Sdk;
+use postrider_servicebus_emulator::{Config as BusConfig, Emulator, Entity};
 use serde_json::{Value, json};
 
 #[path = "concurrency.rs"]
@@ -27,8 +31,10 @@ mod harness {
     pub(crate) type Running = crate::harness::RunningOn<crate::harness::CosmosContainer>;
 }
 
-use harness::{Running, john};
+use harness::{DEADLINE, Running, john};
 use receiver::{KEY, follow, receiving, secret};
+
+const QUEUE: &str = "contacts";
 
 /// Every document of a logical partition: the contact first, then its events in order.
 async fn documents(service: &Running, contact: &str) -> Vec<Value> {
@@ -71,12 +77,8 @@ fn article(mut document: Value, contact: &str) -> Value {
     document
 }
 
-/// Create, rename, change e-mail, company and description, delete: as the article does.
-#[tokio::test]
-async fn the_articles_walk_through_leaves_the_articles_documents() {
-    let service = Running::start().await;
-    let (path, etag) = service.create("John").await;
-    let contact = path.rsplit('/').next().expect("an id").to_owned();
+/// The steps of the article's walk-through; the company and the name that they give.
+async fn walk_through(service: &Running, path: &str) -> (Value, Value) {
     let company = json!({
         "companyName": "Contoso", "street": "Street", "houseNumber": "1a",
         "postalCode": "092821", "city": "Palo Alto", "country": "US",
@@ -92,6 +94,16 @@ async fn the_articles_walk_through_leaves_the_articles_documents() {
         let answer = service.post(&format!("{path}/{action}"), &body).await;
         assert_eq!(answer.status, 204, "{action}: {}", answer.text);
     }
+    (company, jane)
+}
+
+/// Create, rename, change e-mail, company and description, delete: as the article does.
+#[tokio::test]
+async fn the_articles_walk_through_leaves_the_articles_documents() {
+    let service = Running::start().await;
+    let (path, etag) = service.create("John").await;
+    let contact = path.rsplit('/').next().expect("an id").to_owned();
+    let (company, jane) = walk_through(&service, &path).await;
     // A version of before: refused, and neither document nor event is saved.
     let stale = service.post_if(&format!("{path}/update-name"), &jane, "if-match", &etag).await;
     stale.problem(412);
@@ -127,6 +139,85 @@ async fn the_articles_walk_through_leaves_the_articles_documents() {
     ];
     assert_eq!(found[2..], expected);
     service.stop().await;
+}
+
+/// A message as the SDK's receiver of one session printed it.
+fn messages(bus: &Emulator, session: &str, count: usize) -> Vec<Value> {
+    let output = Command::new(Sdk::Python.program().expect("installed"))
+        .args(["-c", include_str!("session.py"), QUEUE, session, &count.to_string()])
+        .env("CONNECTION_STRING", bus.connection_string())
+        .env("PYTHONDONTWRITEBYTECODE", "1")
+        .stdin(Stdio::null())
+        .output()
+        .expect("started");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{said}");
+    let text = String::from_utf8(output.stdout).expect("UTF-8");
+    text.lines().map(|line| serde_json::from_str(line).expect("a line of JSON")).collect()
+}
+
+/// The same way to the end: a relay sends the events, and a receiver of the contact's session by
+/// Microsoft's own SDK gets what the article's handler would have sent, in order.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_articles_walk_through_arrives_at_a_session_receiver() {
+    let sessions = Entity { requires_session: true, ..Entity::default() };
+    let bus = Emulator::start(BusConfig::default().with_queue(QUEUE, sessions)).await;
+    let bus = bus.expect("the bus starts");
+    let mut config = ServiceBusConfig::new(Secret::new(bus.connection_string()));
+    config.entity = Some(QUEUE.to_owned());
+    let sink = ServiceBus::new(&config, Arc::new(SystemClock)).expect("a valid sink");
+    let service = Running::start().await;
+    // Its first answer tells that it has made its containers.
+    service.get("/api/contacts").await;
+    let relay = embedded(service.kept.store().await).sink("bus", sink).expect("a valid name");
+    let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+    let using = async {
+        // Another contact beside it, whose session is its own.
+        let (other, _) = service.create("Joan").await;
+        let (path, _) = service.create("John").await;
+        walk_through(&service, &path).await;
+        assert_eq!(service.delete(&path).await.status, 200);
+        assert_eq!(service.delete(&other).await.status, 200);
+        let give_up = tokio::time::Instant::now() + DEADLINE;
+        while bus.entity(QUEUE).messages().len() < 8 {
+            assert!(tokio::time::Instant::now() < give_up, "not all events arrive");
+            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+        }
+        stop.send(()).expect("the relay runs");
+        path
+    };
+    let (drained, path) = tokio::join!(relay.run_until(stopped), using);
+    drained.expect("the relay drains");
+    let contact = path.rsplit('/').next().expect("an id").to_owned();
+
+    let got = tokio::task::block_in_place(|| messages(&bus, &contact, 6));
+    let saved = documents(&service, &contact).await;
+    let expected: Vec<Value> = saved[1..]
+        .iter()
+        .map(|event| {
+            // The article's handler: MessageId, SessionId, Subject, ContentType and the data.
+            json!({
+                "id": event["id"], "session": event["partitionKey"],
+                "subject": event["data"]["action"], "contentType": "application/json",
+                "data": event["data"],
+            })
+        })
+        .collect();
+    assert_eq!(got, expected);
+    let subjects: Vec<_> = got.iter().filter_map(|message| message["subject"].as_str()).collect();
+    assert_eq!(
+        subjects,
+        [
+            "ContactCreatedEvent",
+            "ContactNameUpdatedEvent",
+            "ContactEmailUpdatedEvent",
+            "ContactCompanyUpdatedEvent",
+            "ContactDescriptionUpdatedEvent",
+            "ContactDeletedEvent",
+        ]
+    );
+    service.stop().await;
+    bus.stop().await;
 }
 
 /// A relay delivers the service's events to the service's own receiver, in the contact's order.
