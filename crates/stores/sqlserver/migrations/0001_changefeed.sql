@@ -331,7 +331,6 @@ create table [changefeed].[state:{T}] (
 );
 ');
 
--- Writers lock their own rows only, however many: an escalated lock would stop all others.
 insert into [changefeed].[template] (name, position, kind, outbox, serialized, text)
 values (N'outbox', 2, N'table', 1, 0, N'
 create table {outbox} (
@@ -341,7 +340,6 @@ create table {outbox} (
     {K_definitions},
     primary key (shard_id, order_sequence)
 );
-alter table {outbox} set (lock_escalation = disable);
 ');
 
 insert into [changefeed].[template] (name, position, kind, outbox, serialized, text)
@@ -352,7 +350,6 @@ create table [changefeed].[feed:{T}] (
     {K_definitions},
     primary key (shard_id, ulid)
 );
-alter table [changefeed].[feed:{T}] set (lock_escalation = disable);
 ');
 
 insert into [changefeed].[template] (name, position, kind, outbox, serialized, text)
@@ -657,7 +654,9 @@ begin
     set @horizon = (select s.horizon from [changefeed].[state:{T}] as s
         where s.shard_id = @shard_id);
     if @head is null
-        set @head = isnull(@horizon, 0x00000000000000000000000000000000);
+        set @head = @horizon;
+    if @head is null
+        set @head = 0x00000000000000000000000000000000;
     set @cursor = @head;
     if @time is not null and [changefeed].[ulid_from_time](@time) < @head
         set @cursor = [changefeed].[ulid_from_time](@time);
@@ -978,8 +977,17 @@ begin
             set @drop = N'drop ' + @kind + N' if exists ' + @object;
             exec sp_executesql @drop;
         end;
-        if @kind <> N'table' or object_id(@object, N'U') is null
+        if @kind <> N'table'
             exec sp_executesql @text;
+        if @kind = N'table' and object_id(@object, N'U') is null
+        begin
+            exec sp_executesql @text;
+            -- Who writes many rows locks those and no table: that would stop all other writers.
+            -- Babelfish has no such locks, and refuses the statement.
+            set @drop = N'alter table ' + @object + N' set (lock_escalation = disable)';
+            if serverproperty(N'BabelfishVersion') is null
+                exec sp_executesql @drop;
+        end;
     end;
 end;
 go

@@ -38,7 +38,8 @@ begin
         appended_at    datetime2(3)     not null default (sysutcdatetime()),
         primary key (shard_id, order_sequence)
     );
-    alter table [changefeed].[outbox] set (lock_escalation = disable);
+    if serverproperty(N'BabelfishVersion') is null
+        exec (N'alter table [changefeed].[outbox] set (lock_escalation = disable)');
 end;
 go
 
@@ -57,7 +58,8 @@ begin
         appended_at  datetime2(3)     not null,
         primary key (shard_id, ulid)
     );
-    alter table [changefeed].[feed:outbox] set (lock_escalation = disable);
+    if serverproperty(N'BabelfishVersion') is null
+        exec (N'alter table [changefeed].[feed:outbox] set (lock_escalation = disable)');
 end;
 go
 
