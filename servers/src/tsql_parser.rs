@@ -1,8 +1,8 @@
 //! Microsoft's own parser of T-SQL, by which tests check texts where no SQL Server is to be had.
 //!
-//! What lives here: finding the program and asking it about one text. What does not: which texts are
-//! checked, and what they do: a parser knows no table and no type.
-//! Invariant: a text is accepted only if every batch of it parses in the grammar that was asked for.
+//! What lives here: finding the program and asking it about one text. What does not: which texts
+//! are checked, and what they do: a parser knows no table and no type.
+//! Invariant: a text is accepted only if every batch of it parses in the grammar asked for.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};

@@ -72,7 +72,7 @@ fn every_text_of_the_client_and_every_fixture_parses() {
     }
 }
 
-/// The blocks of the pages on SQL Server; those of one page stand in one file, as a reader runs them.
+/// The blocks of the guide, one by one; `behaviour/guide.rs` runs them.
 #[test]
 fn every_block_of_the_guide_parses() {
     let page = include_str!("../../../../../docs/stores/sqlserver.md");

@@ -1,5 +1,5 @@
-//! Scenarios 10 and 11, and what else a user will do wrong: the error's number, a text with a remedy,
-//! and nothing changed.
+//! Scenarios 10 and 11, and what else a user will do wrong: the error's number, a text with a
+//! remedy, and nothing changed.
 
 use super::world::{START, Session, hex, run, run_with_feed};
 

@@ -1,5 +1,5 @@
-//! Feeds of tables with odd names and keys, set up, written and read on the server; and that what the
-//! server generates is what the tests' renderer makes of the same templates.
+//! Feeds of tables with odd names and keys, set up, written and read on the server; and that what
+//! the server generates is what the tests' renderer makes of the same templates.
 
 use super::scenarios::my_event;
 use super::world::{run, run_with_feed};

@@ -1,6 +1,6 @@
-//! Scenario 14: a client that vanishes with a transaction open. Its connection is closed here, which
-//! the server notices at once; a client without power is noticed by the keep-alive only, which no
-//! test can hurry (docs/stores/sqlserver.md says how to bound the wait).
+//! Scenario 14: a client that vanishes with a transaction open. Its connection is closed here,
+//! which the server notices at once; a client without power is noticed by the keep-alive only,
+//! which no test can hurry (docs/stores/sqlserver.md says how to bound the wait).
 
 use super::world::{START, enqueue, run, run_with_feed};
 

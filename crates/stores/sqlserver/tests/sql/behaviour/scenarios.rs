@@ -1,7 +1,7 @@
 //! Scenarios 2 to 12 of an outbox: what readers see, whatever writers and other readers do.
 //!
-//! Those that find a known bug return what they saw instead of asserting, so that `mutations.rs` can
-//! show that they find it.
+//! Those that find a known bug return what they saw instead of asserting, so that `mutations.rs`
+//! can show that they find it.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -116,8 +116,8 @@ fn a_hint_far_in_the_future_or_before_1970_does_not_poison_a_shard() {
     });
 }
 
-/// Scenario 5: a reader finds nothing; another moves a page and is done; the first one then gets the
-/// lock at once, and has to return that page before anything else.
+/// Scenario 5: a reader finds nothing; another moves a page and is done; the first one then gets
+/// the lock at once, and has to return that page before anything else.
 pub(crate) async fn the_feed_is_read_again(world: Arc<World>) -> Result<(), String> {
     let mut session = world.session().await;
     let lock = my_event(&world).render(&template("lock_shard"));
@@ -333,8 +333,8 @@ fn old_events_go_through_the_outbox_before_the_first_read() {
     });
 }
 
-/// Put into the feed by hand: readers that have passed never see it, new ones do; and where there is
-/// nothing but such records, what is moved comes behind them, whatever its time.
+/// Put into the feed by hand: readers that have passed never see it, new ones do; and where there
+/// is nothing but such records, what is moved comes behind them, whatever its time.
 #[test]
 #[cfg_attr(not(sqlserver_named), ignore = "POSTRIDER_TEST_SQLSERVER names no server")]
 fn records_put_into_the_feed_by_hand_are_seen_by_new_readers_only() {
@@ -342,7 +342,8 @@ fn records_put_into_the_feed_by_hand_are_seen_by_new_readers_only() {
         let mut session = world.session().await;
         let by_hand = |shard: i32, time: &str, version: i32| {
             format!(
-                "insert into changefeed.[feed:myservice.MyEvent] (shard_id, ulid, AggregateID, Version)
+                "insert into changefeed.[feed:myservice.MyEvent]
+                     (shard_id, ulid, AggregateID, Version)
                  values ({shard}, [changefeed].[join_ulid](
                      [changefeed].[time_ms]('{time}') * 65536 + 7, 9), 1, {version})"
             )
@@ -361,7 +362,7 @@ fn records_put_into_the_feed_by_hand_are_seen_by_new_readers_only() {
     });
 }
 
-/// READ COMMITTED is forced: a session in SNAPSHOT, or with implicit transactions on, reads the same.
+/// READ COMMITTED is forced: a session in SNAPSHOT reads the same.
 #[test]
 #[cfg_attr(not(sqlserver_named), ignore = "POSTRIDER_TEST_SQLSERVER names no server")]
 fn a_reader_with_settings_of_its_own_reads_the_same() {

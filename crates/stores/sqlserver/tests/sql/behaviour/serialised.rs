@@ -27,7 +27,8 @@ async fn lock(session: &mut Session, table: &str, shard: i32) -> [u8; 16] {
     let sets = session
         .run(&format!(
             "declare @ulid binary(16);
-             exec changefeed.[lock_feed:myservice.{table}] @shard_id = {shard}, @ulid = @ulid output;
+             exec changefeed.[lock_feed:myservice.{table}] @shard_id = {shard},
+                 @ulid = @ulid output;
              select @ulid as ulid;"
         ))
         .await;
