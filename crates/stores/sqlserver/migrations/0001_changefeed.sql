@@ -817,8 +817,9 @@ begin
     if parsename(@table, 3) is null
         set @object_id = object_id(@table_name, N'U');
     set @full = @schema + N'.' + @bare;
-    -- The longest name that is made of it has 28 characters before it.
-    if datalength(@full) > 200
+    -- The longest name that is made of it has 28 characters before it. The dot keeps len from
+    -- leaving out spaces at the end; bytes would be others on another engine.
+    if len(@full + N'.') > 101
         set @full = left(@full, 80) + N'~' + right(N'0000000000000000000' + convert(nvarchar(20),
             convert(bigint, substring(hashbytes('SHA2_256', @full), 1, 8)) & @positive), 19);
     set @name = @full;
