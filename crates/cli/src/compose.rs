@@ -35,6 +35,8 @@ mod redis;
 mod servicebus;
 #[cfg(feature = "sqlite")]
 mod sqlite;
+#[cfg(feature = "sqlserver")]
+mod sqlserver;
 #[cfg(feature = "webhook")]
 mod webhook;
 
@@ -51,8 +53,15 @@ use crate::config::{Place, Problem, SinkConfig, SourceConfig};
 
 pub(crate) use log::{Log, LogMirror, LogStanding, MirrorConsumer, STATES};
 
-#[cfg(not(any(feature = "cosmos", feature = "postgres", feature = "sqlite")))]
-compile_error!("postrider needs a source: build with --features sqlite, postgres or cosmos");
+#[cfg(not(any(
+    feature = "cosmos",
+    feature = "postgres",
+    feature = "sqlite",
+    feature = "sqlserver"
+)))]
+compile_error!(
+    "postrider needs a source: build with --features sqlite, postgres, sqlserver or cosmos"
+);
 #[cfg(not(any(
     feature = "jsonl",
     feature = "kafka",
@@ -126,6 +135,8 @@ pub(crate) const SOURCE_KINDS: &[Kind] = &[
     postgres_feed::KIND,
     #[cfg(feature = "postgres")]
     postgres_wal::KIND,
+    #[cfg(feature = "sqlserver")]
+    sqlserver::KIND,
     #[cfg(feature = "cosmos")]
     cosmos::KIND,
 ];
@@ -156,6 +167,8 @@ pub(crate) const ABSENT: &[(&str, &str)] = &[
     ("postgres-feed", "postgres"),
     #[cfg(not(feature = "postgres"))]
     ("postgres-wal", "postgres"),
+    #[cfg(not(feature = "sqlserver"))]
+    ("sqlserver", "sqlserver"),
     #[cfg(not(feature = "cosmos"))]
     ("cosmos", "cosmos"),
     #[cfg(not(feature = "webhook"))]
@@ -181,6 +194,8 @@ pub(crate) fn show_source(config: &SourceConfig) -> String {
         sqlite::NAME => sqlite::show(config),
         #[cfg(feature = "postgres")]
         postgres_feed::NAME | postgres_wal::NAME => postgres::show(config.kind, config),
+        #[cfg(feature = "sqlserver")]
+        sqlserver::NAME => sqlserver::show(config),
         #[cfg(feature = "cosmos")]
         cosmos::NAME => cosmos::show(config),
         kind => kind.to_owned(),
@@ -199,6 +214,8 @@ pub(crate) fn schema_sql(config: &SourceConfig) -> Result<String> {
         postgres_feed::NAME => Ok(postgres_feed::schema_sql(config)),
         #[cfg(feature = "postgres")]
         postgres_wal::NAME => Ok(postgres_wal::schema_sql(config)?),
+        #[cfg(feature = "sqlserver")]
+        sqlserver::NAME => Ok(sqlserver::schema_sql(config)),
         #[cfg(feature = "cosmos")]
         cosmos::NAME => cosmos::schema_sql(),
         kind => unknown(kind),
@@ -219,6 +236,8 @@ pub(crate) fn check_source(config: &SourceConfig, problems: &mut Vec<Problem>) {
         postgres_feed::NAME => problems.extend(postgres_feed::check(config)),
         #[cfg(feature = "postgres")]
         postgres_wal::NAME => problems.extend(postgres_wal::check(config)),
+        #[cfg(feature = "sqlserver")]
+        sqlserver::NAME => problems.extend(sqlserver::check(config)),
         #[cfg(feature = "cosmos")]
         cosmos::NAME => problems.extend(cosmos::check(config)),
         kind => unknown(kind),
@@ -251,6 +270,8 @@ pub(crate) async fn open_source(config: &SourceConfig, schema: OnSchema) -> Resu
         postgres_feed::NAME => postgres_feed::open(config, schema).await,
         #[cfg(feature = "postgres")]
         postgres_wal::NAME => postgres_wal::open(config, schema).await,
+        #[cfg(feature = "sqlserver")]
+        sqlserver::NAME => sqlserver::open(config, schema).await,
         #[cfg(feature = "cosmos")]
         cosmos::NAME => cosmos::open(config, schema).await,
         kind => unknown(kind),

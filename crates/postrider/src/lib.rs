@@ -29,8 +29,8 @@
 //! ```
 //!
 //! Each store has its own `append`, because each driver has its own transactions: for SQLite see
-//! [`sqlite::append`], for PostgreSQL [`postgres::Outbox`](postgres), for Azure Cosmos DB
-//! [`cosmos::CosmosStore::append`]. Where entities are stored as
+//! [`sqlite::append`], for PostgreSQL [`postgres::Outbox`](postgres), for SQL Server
+//! [`sqlserver::Outbox`](sqlserver), for Azure Cosmos DB [`cosmos::CosmosStore::append`]. Where entities are stored as
 //! documents, a [`UnitOfWork`] saves them and the events they raised in one commit.
 //!
 //! # Delivering it
@@ -48,6 +48,8 @@
 //! | `sqlx` | no | SQLite: append and inbox inside transactions of `sqlx` |
 //! | `postgres` | no | [`postgres`]: the same in PostgreSQL, by `tokio-postgres` and `deadpool` |
 //! | `postgres-sqlx` | no | append in transactions of `sqlx` |
+//! | `sqlserver` | no | [`sqlserver`]: the same in SQL Server and Azure SQL, by `tiberius` |
+//! | `sqlserver-entra` | no | the same with tokens of Microsoft Entra ID |
 //! | `cosmos` | no | [`cosmos`]: documents, feed and inbox in Azure Cosmos DB, by Microsoft's SDK |
 //! | `cosmos-entra` | no | the same with tokens of Microsoft Entra ID |
 //! | `relay` | yes | [`relay`]: the relay and subscriptions |
@@ -78,6 +80,9 @@ pub use postrider_store_postgres as postgres;
 #[cfg(feature = "sqlite")]
 #[doc(inline)]
 pub use postrider_store_sqlite as sqlite;
+#[cfg(feature = "sqlserver")]
+#[doc(inline)]
+pub use postrider_store_sqlserver as sqlserver;
 #[doc(inline)]
 pub use postrider_unit_of_work::*;
 #[cfg(feature = "relay")]

@@ -12,6 +12,8 @@ use postrider::cosmos::{CosmosConfig, CosmosStore, create_containers};
 use postrider::postgres::{PostgresOptions, PostgresStore};
 use postrider::sinks::webhook::verify::Verifier;
 use postrider::sqlite::{SqliteOptions, SqliteStore};
+#[cfg(feature = "sqlserver")]
+use postrider::sqlserver::{SqlServerOptions, SqlServerStore};
 use postrider::{DocumentStore, SystemClock};
 use tokio_util::sync::CancellationToken;
 
@@ -60,6 +62,12 @@ async fn open_store(
             let journal = PostgresJournal::open(store.clone()).await;
             Ok((Arc::new(store), Arc::new(journal.context("open the journal")?)))
         }
+        #[cfg(feature = "sqlserver")]
+        StoreConfig::SqlServer { url, busy_timeout, journal } => {
+            let options = SqlServerOptions::new(url.expose()).statement_timeout(busy_timeout);
+            let store = SqlServerStore::open(options).await.context("open the database")?;
+            Ok((Arc::new(store), open_journal(journal).await?))
+        }
         #[cfg(feature = "cosmos")]
         StoreConfig::Cosmos { url, database, container, journal } => {
             let mut config = CosmosConfig::new(url.expose(), database, container);
@@ -67,10 +75,15 @@ async fn open_store(
             config.topic = TOPIC.to_owned();
             create_containers(&config).await.context("make the container")?;
             let store = CosmosStore::open(&config).await.context("open the container")?;
-            let place = || format!("open the journal {}", journal.display());
-            let file = SqliteStore::open(SqliteOptions::new(&journal)).await.with_context(place)?;
-            let journal = SqliteJournal::open(file, journal.clone()).await.with_context(place)?;
-            Ok((Arc::new(store), Arc::new(journal)))
+            Ok((Arc::new(store), open_journal(journal).await?))
         }
     }
+}
+
+/// A file of its own for the receiver, beside a store that this service keeps no tables in.
+#[cfg(any(feature = "cosmos", feature = "sqlserver"))]
+async fn open_journal(path: std::path::PathBuf) -> anyhow::Result<Arc<dyn Journal>> {
+    let place = || format!("open the journal {}", path.display());
+    let file = SqliteStore::open(SqliteOptions::new(&path)).await.with_context(place)?;
+    Ok(Arc::new(SqliteJournal::open(file, path.clone()).await.with_context(place)?))
 }

@@ -26,6 +26,16 @@ pub enum StoreConfig {
         /// How long a write waits for another one before the answer is 503.
         busy_timeout: Duration,
     },
+    /// A database of SQL Server or Azure SQL; its tables are made when they are missing.
+    #[cfg(feature = "sqlserver")]
+    SqlServer {
+        /// Its connection string.
+        url: Secret,
+        /// How long a write waits for another one before the answer is 503.
+        busy_timeout: Duration,
+        /// The SQLite file in which the receiver keeps what arrived.
+        journal: PathBuf,
+    },
     /// A container of Azure Cosmos DB; it is made when it is missing.
     #[cfg(feature = "cosmos")]
     Cosmos {

@@ -25,13 +25,18 @@ struct Args {
     /// has what the receiver got.
     #[arg(long, default_value = "contacts.db", env = "CONTACTS_DATABASE")]
     database: PathBuf,
-    /// The PostgreSQL database, for --store postgres: postgres://user:password@host/name; or, for
-    /// --store cosmos, the account: AccountEndpoint=…;AccountKey=….
+    /// The PostgreSQL database, for --store postgres: postgres://user:password@host/name; for
+    /// --store sqlserver its connection string: Server=host,1433;Database=name;User ID=…; for
+    /// --store cosmos the account: AccountEndpoint=…;AccountKey=….
     #[arg(
         long,
         env = "CONTACTS_DATABASE_URL",
         hide_env_values = true,
-        required_if_eq_any([("store", "postgres"), ("store", "cosmos")])
+        required_if_eq_any([
+            ("store", "postgres"),
+            ("store", "sqlserver"),
+            ("store", "cosmos"),
+        ])
     )]
     database_url: Option<String>,
     /// The database of the Cosmos DB account; made when it is missing.
@@ -61,6 +66,9 @@ struct Args {
 enum Store {
     Sqlite,
     Postgres,
+    #[cfg(feature = "sqlserver")]
+    #[value(name = "sqlserver")]
+    SqlServer,
     #[cfg(feature = "cosmos")]
     Cosmos,
 }
@@ -73,6 +81,12 @@ impl From<Args> for Config {
             Store::Postgres => StoreConfig::Postgres {
                 url: Secret::new(args.database_url.unwrap_or_default()),
                 busy_timeout,
+            },
+            #[cfg(feature = "sqlserver")]
+            Store::SqlServer => StoreConfig::SqlServer {
+                url: Secret::new(args.database_url.unwrap_or_default()),
+                busy_timeout,
+                journal: args.database,
             },
             #[cfg(feature = "cosmos")]
             Store::Cosmos => StoreConfig::Cosmos {

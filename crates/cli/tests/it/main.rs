@@ -37,5 +37,7 @@ mod run;
 mod servicebus;
 #[cfg(feature = "otlp")]
 mod traces;
+#[cfg(feature = "sqlserver")]
+mod sqlserver;
 mod trouble;
 mod usage;

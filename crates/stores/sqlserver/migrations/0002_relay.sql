@@ -10,6 +10,11 @@
 -- Part 2: checks of an event           Part 5: the outbox as a feed, roles
 -- Part 3: partitions and appending
 
+-- Tools differ in these, and a procedure keeps those under which it was made.
+set ansi_nulls on;
+set quoted_identifier on;
+go
+
 ------------------------------------------------------------------------------------------------
 -- Part 1: tables. Texts compare bytewise. Times are UTC.
 ------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@
 //! committed and under the lock of its partition: nothing committed is skipped.
 
 mod address;
+mod advice;
 mod append;
 mod checkpoints;
 mod config;

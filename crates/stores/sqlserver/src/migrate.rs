@@ -27,7 +27,9 @@ pub const SCHEMA_VERSION: i64 = 2;
 /// review: for `sqlcmd`, or any tool that ends a batch at a line `go`.
 pub fn schema_sql(options: &SqlServerOptions) -> String {
     let names = Names::new(&options.schema);
-    SCRIPTS.map(|script| names.fill(script).into_owned()).join("\n")
+    let scripts = SCRIPTS.map(|script| names.fill(script).into_owned()).join("\n");
+    let first = sql::PARTITION_FIRST.replace("@P1", &options.partitions.to_string());
+    format!("{scripts}\n{}go\n", names.fill(&first))
 }
 
 /// The batches of a script: what stands between lines that say `go` alone.
@@ -118,5 +120,6 @@ mod tests {
         let options = SqlServerOptions::new("").schema("mail");
         let text = schema_sql(&options);
         assert!(text.contains("[mail].[feed]") && !text.contains("[changefeed]"));
+        assert!(text.ends_with("exec [mail].[create_partitions] 8;\ngo\n"), "the last batch");
     }
 }

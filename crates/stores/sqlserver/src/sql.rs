@@ -16,6 +16,7 @@ macro_rules! texts {
 }
 
 texts! {
+    ADVICE = "advice";
     APPEND = "append";
     APPEND_KNOWN = "append_known";
     BEGIN = "begin";

@@ -892,3 +892,22 @@ async fn init_runs_every_batch_of_the_scripts_and_makes_the_partitions() {
     SqlServerStore::open(options).await.expect("it is there already");
     assert_eq!(mock.seen().len(), before + 2, "nothing is made again");
 }
+
+#[tokio::test]
+async fn advice_names_the_setting_and_the_remedy() {
+    let settings = |snapshots, level| Answer::set(Set::numbers(&[snapshots, level]));
+    let none = Set::of(&[("snapshots", Type::Int), ("compatibility", Type::Int)]);
+    let answers = vec![
+        settings(1, 130),
+        settings(1, 130),
+        settings(0, 120),
+        settings(0, 120),
+        Answer::set(none),
+    ];
+    let (_mock, store) = scripted(answers).await;
+    assert!(store.warnings().await.expect("asked").is_empty());
+    assert!(store.weaker().await.expect("asked").is_empty());
+    assert!(store.warnings().await.expect("asked")[0].contains("COMPATIBILITY_LEVEL = 130"));
+    assert!(store.weaker().await.expect("asked")[0].contains("READ_COMMITTED_SNAPSHOT ON"));
+    assert!(store.weaker().await.expect("asked").is_empty());
+}
