@@ -15,6 +15,11 @@
 -- Part 2: where engines differ       Part 5: setting up, upgrading, tearing down
 -- Part 3: ULIDs                      Part 6: upgrade of the feeds that exist
 
+-- Tools differ in these, and a procedure keeps those under which it was made.
+set ansi_nulls on;
+set quoted_identifier on;
+go
+
 ------------------------------------------------------------------------------------------------
 -- Part 1: schema and tables
 ------------------------------------------------------------------------------------------------
