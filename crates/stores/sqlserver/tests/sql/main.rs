@@ -6,6 +6,7 @@
 )]
 
 mod behaviour;
+mod calls;
 mod mutations;
 mod parser;
 mod rules;
