@@ -1,4 +1,5 @@
-//! A broker that speaks Kafka's protocol: a topic of one partition.
+//! A broker that speaks Kafka's protocol: a topic of one partition. In every other schedule events
+//! come in transactions, and only what is committed counts.
 //!
 //! What lives here: the topic, and reading it. What does not: outages (`mod.rs`), the server, and
 //! the way to it that tells relays the proxy's port (`servers/src/kafka/`).
@@ -21,6 +22,7 @@ use rdkafka::admin::{
 use rdkafka::client::DefaultClientContext;
 use rdkafka::consumer::{BaseConsumer, Consumer};
 use rdkafka::message::{BorrowedMessage, Headers, Message};
+use rdkafka::producer::{BaseRecord, Producer, ThreadedProducer};
 use rdkafka::topic_partition_list::{Offset, TopicPartitionList};
 use tokio::runtime::{Builder, Runtime};
 use uuid::Uuid;
@@ -30,6 +32,10 @@ use crate::schedule::Schedule;
 use crate::writer::LARGEST;
 
 const TOPIC: &str = "events";
+/// Where the sink notes what it committed.
+const NOTES: &str = "notes";
+/// The key of the record that this runner puts behind all others.
+const END: &[u8] = b"end of the schedule";
 /// With one, the topic has an order of its own.
 const PARTITION: i32 = 0;
 const LIMIT: &str = "max.message.bytes";
@@ -39,7 +45,7 @@ const SMALL_BYTES: &str = "40000";
 /// Far above the largest event.
 const ANY_BYTES: &str = "1000000";
 /// Events in one producer of a relay's sink (`queue.buffering.max.messages`, in a hurry): few, so
-/// that little is in doubt.
+/// that little is in doubt. In transactions nothing is.
 const QUEUED: u64 = 16;
 /// Of a relay's sink: the usual one, and the one for events that were refused together.
 const PRODUCERS: u64 = 2;
@@ -56,6 +62,7 @@ pub(super) struct Topic {
     /// Connected to the server that runs now.
     reader: Option<BaseConsumer>,
     relays: u64,
+    in_transactions: bool,
 }
 
 impl Topic {
@@ -64,11 +71,14 @@ impl Topic {
         let way = Way::start(server.address()).context("start a way to it")?;
         let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build();
         let runtime = runtime.context("start a runtime")?;
-        let mut topic = Self { server, way, runtime, reader: None, relays: schedule.relays as u64 };
+        let (relays, in_transactions) = (schedule.relays as u64, schedule.index % 2 == 1);
+        let mut topic = Self { server, way, runtime, reader: None, relays, in_transactions };
         // Clocks are moved, also by months.
-        let made = NewTopic::new(TOPIC, 1, TopicReplication::Fixed(1)).set("retention.ms", "-1");
+        let made = [TOPIC, NOTES].map(|name| {
+            NewTopic::new(name, 1, TopicReplication::Fixed(1)).set("retention.ms", "-1")
+        });
         topic.administer(async |admin| {
-            let made = admin.create_topics(&[made], &AdminOptions::new()).await?;
+            let made = admin.create_topics(&made, &AdminOptions::new()).await?;
             Ok(made.into_iter().all(|one| one.is_ok()))
         })?;
         Ok(topic)
@@ -78,6 +88,7 @@ impl Topic {
         let mut config = ClientConfig::new();
         config.set("bootstrap.servers", self.server.address().to_string());
         config.set("group.id", "judge").set("enable.auto.commit", "false");
+        config.set("isolation.level", "read_committed");
         config.set("allow.auto.create.topics", "false").set("log.connection.close", "false");
         config
     }
@@ -109,6 +120,13 @@ impl Topic {
         marks.context("ask for the topic's end")
     }
 
+    fn put_end(&self) -> Result<()> {
+        let producer: ThreadedProducer<_> = self.client().create().context("make a client")?;
+        let end = BaseRecord::to(TOPIC).partition(PARTITION).key(END).payload(END);
+        producer.send(end).map_err(|(error, _)| error).context("put a record at the end")?;
+        producer.flush(PATIENCE).context("put a record at the end")
+    }
+
     fn end(&mut self) -> Result<()> {
         self.reader = None;
         Ok(self.server.stop()?)
@@ -122,17 +140,27 @@ impl Server for Topic {
 
     fn nature(&self) -> Nature {
         let under_way = QUEUED * PRODUCERS * self.relays;
-        Nature { drops_repetitions: false, under_way, slow: SLOW }
+        Nature { drops_repetitions: self.in_transactions, under_way, slow: SLOW }
     }
 
     fn settings(&self, port: u16) -> String {
         self.way.tell(port);
-        format!("kind = \"kafka\"\nbrokers = \"127.0.0.1:{port}\"\ntopic = \"{TOPIC}\"\n")
+        let transactions = match self.in_transactions {
+            true => format!("transactions = \"faults\"\ntransactions_topic = \"{NOTES}\"\n"),
+            false => String::new(),
+        };
+        format!(
+            "kind = \"kafka\"\nbrokers = \"127.0.0.1:{port}\"\ntopic = \"{TOPIC}\"\n{transactions}"
+        )
     }
 
     /// Requests stay below what the proxy cuts after, so that each comes through some time.
     fn hurry(&self) -> &'static str {
         const { assert!(LARGEST >= 65_536, "batch.size below is smaller") };
+        if self.in_transactions {
+            return "timeout_ms = 3000\nconnect_timeout_ms = 3000\n\
+                    librdkafka = { \"batch.size\" = \"65536\" }\n";
+        }
         "timeout_ms = 3000\nconnect_timeout_ms = 3000\n\
          librdkafka = { \"queue.buffering.max.messages\" = \"16\", \"batch.size\" = \"65536\" }\n"
     }
@@ -171,24 +199,29 @@ impl Server for Topic {
         u64::try_from(end).context("an offset is not negative")
     }
 
+    /// What is committed. Nothing before the record that it puts at the end is open then.
     fn held(&mut self) -> Result<Vec<Result<Delivered>>> {
-        let count = self.count()?;
+        self.put_end()?;
+        let in_transactions = self.in_transactions;
         let reader = self.reader()?;
         let mut from = TopicPartitionList::new();
         from.add_partition_offset(TOPIC, PARTITION, Offset::Beginning)?;
         reader.assign(&from).context("begin to read")?;
         let mut held = Vec::new();
         let mut heard = Instant::now();
-        while (held.len() as u64) < count {
-            ensure!(heard.elapsed() < PATIENCE, "of {count} records {} came", held.len());
-            if let Some(record) = reader.poll(POLL) {
-                let record = record.context("read a record")?;
-                ensure!(record.offset() == held.len() as i64, "a record is missing");
-                held.push(message(&record));
-                heard = Instant::now();
+        loop {
+            let came = held.len();
+            ensure!(heard.elapsed() < PATIENCE, "after {came} records no more came, nor the end");
+            let Some(record) = reader.poll(POLL) else { continue };
+            let record = record.context("read a record")?;
+            if record.key() == Some(END) {
+                return Ok(held);
             }
+            let is_next = in_transactions || record.offset() == held.len() as i64;
+            ensure!(is_next, "a record is missing");
+            held.push(message(&record));
+            heard = Instant::now();
         }
-        Ok(held)
     }
 }
 

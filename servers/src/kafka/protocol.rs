@@ -106,6 +106,11 @@ impl Produce {
         self.correlation
     }
 
+    /// The topic that the records are for.
+    pub fn topic(&self) -> &[u8] {
+        &self.topic
+    }
+
     /// A broker's answer with an error's code.
     pub fn answer(&self, code: i16) -> Vec<u8> {
         let flexible = self.version >= FLEXIBLE;
@@ -195,7 +200,7 @@ mod tests {
     fn a_request_is_read_whatever_its_version_and_never_beyond_its_end() {
         let read = Produce::read(&old()).expect("a request");
         assert_eq!(read.correlation(), 258);
-        assert_eq!((read.topic.as_slice(), read.partition), (&b"ab"[..], 3));
+        assert_eq!((read.topic(), read.partition), (&b"ab"[..], 3));
         for length in 0..old().len() {
             assert_eq!(Produce::read(&old()[..length]), None);
         }

@@ -82,6 +82,18 @@ pub(super) const KIND: Kind = Kind {
             "PEM file with the key of client_certificate_file.",
         ),
         key(
+            "transactions",
+            Shape::Text,
+            Need::Optional,
+            "A name that no other sink on these brokers has: events are sent in transactions.",
+        ),
+        key(
+            "transactions_topic",
+            Shape::Text,
+            Need::Default("\"postrider-transactions\""),
+            "The topic in which ids of events are noted, with transactions.",
+        ),
+        key(
             "librdkafka",
             Shape::SecretTable,
             Need::Optional,
@@ -127,6 +139,10 @@ fn settings(config: &SinkConfig) -> KafkaConfig {
     settings.ca_file = file("ca_file");
     settings.client_certificate_file = file("client_certificate_file");
     settings.client_key_file = file("client_key_file");
+    settings.transactions = fields.text("transactions").map(str::to_owned);
+    if let Some(topic) = fields.text("transactions_topic") {
+        topic.clone_into(&mut settings.transactions_topic);
+    }
     settings.librdkafka = fields.secret_table("librdkafka").iter().cloned().collect();
     settings.encoding = message::encoding(fields);
     settings.source = fields.text("source").map(str::to_owned);

@@ -12,10 +12,13 @@ use postrider_core::{Error, Result, Secret};
 use postrider_encoding::Encoding;
 use serde::{Deserialize, Deserializer};
 
+use crate::encode::why_no_topic;
 use crate::overrides;
 
 /// Longest time that one confirmation may take.
 const MAX_TIMEOUT_MS: u64 = 600_000;
+/// Longest name of transactions: with a partition's name it is far below what Kafka takes.
+const MAX_TRANSACTIONS_BYTES: usize = 200;
 
 /// What becomes of an event whose topic does not exist.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
@@ -99,6 +102,12 @@ pub struct KafkaConfig {
     /// Time for connecting, in milliseconds.
     #[serde(default = "default_connect_timeout_ms")]
     pub connect_timeout_ms: u64,
+    /// Sends events in transactions, so that each stands once for readers of what is committed. The
+    /// name of these transactions: one that no other sink on these brokers has.
+    pub transactions: Option<String>,
+    /// The topic beside the events in which their ids are noted, with `transactions`.
+    #[serde(default = "default_transactions_topic")]
+    pub transactions_topic: String,
     /// Further settings of librdkafka by its own names, such as `compression.type`. What would
     /// lose, reorder or hide events is refused.
     #[serde(default, deserialize_with = "secrets")]
@@ -126,6 +135,8 @@ impl KafkaConfig {
             source: None,
             timeout_ms: default_timeout_ms(),
             connect_timeout_ms: default_connect_timeout_ms(),
+            transactions: None,
+            transactions_topic: default_transactions_topic(),
             librdkafka: BTreeMap::new(),
         }
     }
@@ -151,12 +162,28 @@ impl KafkaConfig {
                 "client_certificate_file and client_key_file belong together; give both or none",
             ));
         }
+        if let Some(name) = &self.transactions {
+            let is_name = (1..=MAX_TRANSACTIONS_BYTES).contains(&name.len());
+            if !is_name || name.chars().any(char::is_control) {
+                return Err(refused(format!(
+                    "transactions: give a name of 1 to {MAX_TRANSACTIONS_BYTES} bytes that no \
+                     other sink on these brokers has"
+                )));
+            }
+        }
+        if let Some(why) = why_no_topic(&self.transactions_topic) {
+            return Err(refused(format!("transactions_topic: {why}")));
+        }
         overrides::check(&self.librdkafka, self.timeout_ms)
     }
 }
 
 fn refused(text: impl Into<std::borrow::Cow<'static, str>>) -> Error {
     Error::permanent(text)
+}
+
+fn default_transactions_topic() -> String {
+    "postrider-transactions".to_owned()
 }
 
 fn default_topic() -> String {
@@ -213,6 +240,8 @@ mod tests {
             ("sasl = 'plain'", "user"),
             ("sasl = 'plain'\nuser = 'a'", "password"),
             ("client_key_file = 'a'", "client_certificate_file"),
+            ("transactions = ''", "no other sink"),
+            ("transactions = 'a'\ntransactions_topic = 'a b'", "transactions_topic"),
             ("librdkafka = { 'acks' = '1' }", "librdkafka"),
         ] {
             let error = read(more).expect("well-formed").check().expect_err(more).to_string();

@@ -41,6 +41,8 @@ pub(crate) type Answer = std::result::Result<(), RDKafkaErrorCode>;
 /// A record on its way to the client.
 pub(crate) struct Letter<'a> {
     pub(crate) topic: &'a str,
+    /// The one that the key says if not given.
+    pub(crate) partition: Option<i32>,
     pub(crate) key: &'a str,
     pub(crate) value: &'a [u8],
     pub(crate) headers: OwnedHeaders,
@@ -49,6 +51,7 @@ pub(crate) struct Letter<'a> {
 }
 
 /// What the client tells about its connections and records.
+#[derive(Default)]
 pub(crate) struct Ear {
     trouble: Mutex<Trouble>,
 }
@@ -117,8 +120,7 @@ impl Link {
     /// # Errors
     /// `Transient`, as a file may be replaced at this very moment.
     pub(crate) fn open(config: &ClientConfig) -> Result<Self> {
-        let ear = Ear { trouble: Mutex::default() };
-        let made = ThreadedProducer::from_config_and_context(config, ear);
+        let made = ThreadedProducer::from_config_and_context(config, Ear::default());
         let producer = Some(Arc::new(made.map_err(|error| create_error(&error))?));
         Ok(Self { producer, is_retired: AtomicBool::new(false), topics: Mutex::default() })
     }
@@ -144,6 +146,11 @@ impl Link {
     pub(crate) fn fatal(&self) -> Option<String> {
         let (code, text) = self.producer().client().fatal_error()?;
         Some(format!("{code:?}: {text}"))
+    }
+
+    /// By what code it did.
+    pub(crate) fn fatal_code(&self) -> Option<RDKafkaErrorCode> {
+        self.producer().client().fatal_error().map(|(code, _)| code)
     }
 
     /// Takes no new events, and drops what was not sent. What was is answered soon, or dropped: its
@@ -184,6 +191,7 @@ impl Link {
             .payload(letter.value)
             .headers(letter.headers);
         record.timestamp = letter.time_ms;
+        record.partition = letter.partition;
         let sent = self.producer().send(record);
         sent.map(|()| answer)
             .map_err(|(error, _)| error.rdkafka_error_code().unwrap_or(RDKafkaErrorCode::Unknown))

@@ -2,10 +2,10 @@
 //!
 //! What lives here: the settings (`config.rs`, `overrides.rs`, `login.rs`), the producer
 //! (`connect.rs`), the record (`encode.rs`), what brokers say of topics (`look.rs`), the way of an
-//! event (`publish.rs`) and what an answer means (`error.rs`). What does not: making topics, and
-//! transactions.
+//! event (`publish.rs`), by itself or in a transaction (`transact.rs`, `seen.rs`), and what an answer
+//! means (`error.rs`). What does not: making topics.
 //! Invariant: an event counts as confirmed only once every in-sync replica has it, and of one key
-//! at most one event is under way.
+//! at most one event, or one transaction, is under way.
 
 mod config;
 mod connect;
@@ -15,6 +15,8 @@ mod login;
 mod look;
 mod overrides;
 mod publish;
+mod seen;
+mod transact;
 
 pub use config::{KafkaConfig, RecordTime, Sasl, Unroutable};
 pub use publish::Kafka;

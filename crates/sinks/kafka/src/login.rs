@@ -27,6 +27,9 @@ const LINGER_MS: &str = "0";
 /// How soon the client sends a record again whose request failed, in milliseconds, give or take a
 /// fifth; the next times later.
 pub(crate) const RETRY_BACKOFF_MS: u64 = 200;
+/// How much longer than for an event's confirmation the brokers leave a transaction open whose
+/// sender is silent, in milliseconds.
+const TRANSACTION_BEYOND_MS: u64 = 10_000;
 /// How soon a broker that went away is tried again, in milliseconds: up to a second.
 const RECONNECT_MS: (&str, &str) = ("50", "1000");
 /// As the client library takes its times, in milliseconds.
@@ -146,6 +149,15 @@ impl Login {
     pub(crate) fn admin(&self) -> ClientConfig {
         let mut client = self.client();
         overrides::apply(&self.config.librdkafka, &mut client);
+        client
+    }
+
+    /// What a producer needs whose events go in transactions. Only one with this id is heard.
+    pub(crate) fn transactional(&self, id: &str) -> ClientConfig {
+        let mut client = self.producer(Batches::Full);
+        let timeout = self.config.timeout_ms + TRANSACTION_BEYOND_MS;
+        client.set("transactional.id", id);
+        client.set("transaction.timeout.ms", timeout.to_string());
         client
     }
 

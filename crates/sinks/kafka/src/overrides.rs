@@ -96,13 +96,13 @@ const OWN: &[(&str, &str)] = &[
     ("socket.timeout.ms", "timeout_ms"),
     ("socket.connection.setup.timeout.ms", "connect_timeout_ms"),
     ("allow.auto.create.topics", "create_topics"),
+    ("transactional.id", "transactions"),
+    ("transaction.timeout.ms", "timeout_ms"),
 ];
 
 /// What has no place here, by how it begins.
 const FOREIGN: &[(&str, &str)] = &[
     ("test.mock.", "events would go to a broker that is none"),
-    ("transactional.id", "this sink sends no transactions"),
-    ("transaction.timeout.ms", "this sink sends no transactions"),
     ("plugin.library.paths", "it would run foreign code in the relay"),
     ("enable.gapless.guarantee", "one oversize event would stop the whole producer"),
 ];
@@ -193,7 +193,7 @@ mod tests {
             ("delivery.timeout.ms", "0", "timeout_ms"),
             ("allow.auto.create.topics", "true", "create_topics"),
             ("test.mock.num.brokers", "3", "none"),
-            ("transactional.id", "a", "no transactions"),
+            ("transactional.id", "a", "own transactions"),
             ("plugin.library.paths", "/tmp/x.so", "foreign code"),
             ("enable.gapless.guarantee", "true", "whole producer"),
             ("linger.ms", "9000", "half of timeout_ms"),

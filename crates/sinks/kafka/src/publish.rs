@@ -3,7 +3,8 @@
 //! What lives here: `Kafka`, its producers from call to call, and the way of a key's events. What
 //! does not: the mapping of answers to kinds (`error.rs`).
 //! Invariant: of one key at most one event is under way, so that none overtakes one that fails,
-//! whatever the client tries again by itself. Different keys don't wait for each other.
+//! whatever the client tries again by itself. Different keys don't wait for each other. With
+//! transactions (`transact.rs`) that is so for each partition's transactions instead.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
@@ -23,10 +24,12 @@ use crate::config::{KafkaConfig, RecordTime, Unroutable};
 use crate::connect::{Answer, Letter, Link};
 use crate::encode::{headers, topic, why_no_topic};
 use crate::error::{
-    delivery_error, fatal_error, is_missing, is_size, may_be_anothers, too_large, unroutable,
+    delivery_error, fatal_error, is_missing, is_size, may_be_anothers, throttled, too_large,
+    unroutable,
 };
 use crate::login::{Batches, Login};
 use crate::look::{self, Found};
+use crate::transact::{Parcel, Transactions};
 
 /// Events in one call of the relay: enough to hide a round trip at full rate.
 const BATCH_RECORDS: usize = 512;
@@ -61,6 +64,7 @@ pub struct Kafka {
     alone: Mutex<Option<Arc<Link>>>,
     /// Held while a limit is asked for.
     asking: Mutex<()>,
+    transactions: Option<Arc<Transactions>>,
     closed: AtomicBool,
 }
 
@@ -80,13 +84,21 @@ impl Kafka {
             Some(text) => EventSource::new(text.as_str())?,
             None => EventSource::default(),
         };
+        let login = Arc::new(Login::new(config)?);
+        let timeout = Duration::from_millis(config.timeout_ms);
+        let transactions = config.transactions.as_deref().map(|name| {
+            let own = (name, config.transactions_topic.as_str());
+            let login = Arc::clone(&login);
+            Transactions::new(login, own, &config.topic, config.unroutable, timeout)
+        });
         Ok(Self {
-            login: Arc::new(Login::new(config)?),
+            transactions: transactions.map(Arc::new),
+            login,
             topic,
             encoder: Encoder::new(config.encoding, source),
             record_time: config.record_time,
             unroutable: config.unroutable,
-            timeout: Duration::from_millis(config.timeout_ms),
+            timeout,
             full: Mutex::new(None),
             alone: Mutex::new(None),
             asking: Mutex::new(()),
@@ -124,11 +136,7 @@ impl Kafka {
     ///
     /// # Errors
     /// `Transient` if no broker answers.
-    async fn look(
-        &self,
-        link: &Arc<Link>,
-        topics: &[Result<String>],
-    ) -> Result<HashMap<String, Error>> {
+    async fn look(&self, link: &Arc<Link>, topics: &[Result<String>]) -> Result<Wrong> {
         let names: HashSet<&String> = topics.iter().flatten().collect();
         let names: Vec<&String> = names.into_iter().filter(|name| !link.knows(name)).collect();
         let mut wrong = HashMap::new();
@@ -141,6 +149,17 @@ impl Kafka {
             }
         }
         Ok(wrong)
+    }
+
+    /// The same, with the topic that transactions need.
+    async fn wrong(&self, link: &Arc<Link>, topics: &[Result<String>]) -> Result<Wrong> {
+        if let Some(transactions) = &self.transactions {
+            let own = [Ok(transactions.topic.clone())];
+            if let Some(error) = self.look(link, &own).await?.remove(&transactions.topic) {
+                return Err(throttled(error.chain()));
+            }
+        }
+        self.look(link, topics).await
     }
 
     /// What a look at a topic means for its events.
@@ -221,13 +240,11 @@ impl Kafka {
         let answer = loop {
             let letter = Letter {
                 topic,
+                partition: None,
                 key: record.event.key().as_str(),
                 value: &message.body,
                 headers: headers(record, message),
-                time_ms: match self.record_time {
-                    RecordTime::Sent => None,
-                    RecordTime::Appended => i64::try_from(record.appended_at.as_millis()).ok(),
-                },
+                time_ms: self.time_ms(record),
             };
             match link.send(letter) {
                 Ok(answer) => break answer,
@@ -246,6 +263,31 @@ impl Kafka {
         }
     }
 
+    /// The time that an event's record is to carry, unless that of sending it.
+    fn time_ms(&self, record: &Record) -> Option<i64> {
+        match self.record_time {
+            RecordTime::Sent => None,
+            RecordTime::Appended => i64::try_from(record.appended_at.as_millis()).ok(),
+        }
+    }
+
+    fn parcel(&self, record: &Record, topic: Result<String>, call: &Wrong) -> Parcel {
+        let message = self.encoder.encode(record);
+        let topic = topic.and_then(|topic| match call.get(&topic) {
+            Some(error) => Err(again(error)),
+            None => Ok(topic),
+        });
+        Parcel {
+            id: record.event.id(),
+            key: record.event.key().as_str().to_owned(),
+            topic,
+            headers: headers(record, &message),
+            time_ms: self.time_ms(record),
+            bytes: bytes(record, &message),
+            body: message.body,
+        }
+    }
+
     /// What an event's answer means that is no confirmation.
     fn failure(&self, link: &Link, topic: &str, code: Code) -> Error {
         if is_missing(code) || code == Code::MessageTimedOut {
@@ -259,6 +301,9 @@ impl Kafka {
     }
 }
 
+/// What is wrong with some topics.
+type Wrong = HashMap<String, Error>;
+
 /// What the events of one call have in common.
 struct Call<'a> {
     link: Arc<Link>,
@@ -266,7 +311,7 @@ struct Call<'a> {
     /// The topic of each.
     topics: Vec<Result<String>>,
     /// What is wrong with some topics.
-    wrong: HashMap<String, Error>,
+    wrong: Wrong,
     until: Instant,
 }
 
@@ -340,7 +385,8 @@ impl Sink for Kafka {
             max_event_bytes: None,
             max_batch_records: BATCH_RECORDS,
             max_batch_bytes: BATCH_BYTES,
-            max_in_flight: IN_FLIGHT,
+            // Of one partition one transaction is under way.
+            max_in_flight: if self.transactions.is_some() { 1 } else { IN_FLIGHT },
             chain: Chain::Many,
             dedup_window: None,
         }
@@ -357,10 +403,15 @@ impl Sink for Kafka {
             Err(error) => return none_sent(records, &error),
         };
         let topics: Vec<_> = records.iter().map(|record| topic(&self.topic, record)).collect();
-        let wrong = match self.look(&link, &topics).await {
+        let wrong = match self.wrong(&link, &topics).await {
             Ok(wrong) => wrong,
             Err(error) => return none_sent(records, &error),
         };
+        if let Some(transactions) = &self.transactions {
+            let parcels = records.iter().zip(topics);
+            let parcels = parcels.map(|(record, topic)| self.parcel(record, topic, &wrong));
+            return transactions.publish(batch.partition(), parcels.collect(), until).await;
+        }
         let call = Call { link, records, topics, wrong, until };
         let chains = by_key(records);
         let settled = join_all(chains.iter().map(|places| self.chain(&call, places))).await;
@@ -374,6 +425,13 @@ impl Sink for Kafka {
     /// Looks at the brokers, and at the topic if it is the same for all events. Publishes nothing.
     async fn check(&self) -> Result<()> {
         let link = self.link(Batches::Full).await?;
+        if let Some(transactions) = &self.transactions {
+            let name = &transactions.topic;
+            let found = look::look(&link, &self.login, Some(name.as_str())).await?;
+            if let Some(error) = self.refusal(&link, name, &found) {
+                return Err(Error::transient(error.chain()));
+            }
+        }
         let topic = self.topic.constant();
         let found = look::look(&link, &self.login, topic).await?;
         match self.refusal(&link, topic.unwrap_or_default(), &found) {
@@ -385,6 +443,9 @@ impl Sink for Kafka {
     /// Sends nothing more. There is nothing to flush: each event was confirmed on its own.
     async fn close(&self) -> Result<()> {
         self.closed.store(true, Ordering::Release);
+        if let Some(transactions) = &self.transactions {
+            transactions.close();
+        }
         for place in [&self.full, &self.alone] {
             if let Some(link) = place.lock().await.take() {
                 let ended = tokio::task::spawn_blocking(move || link.end()).await;

@@ -12,6 +12,7 @@ mod limits;
 mod middle;
 mod partitions;
 mod suite;
+mod transactions;
 
 use std::sync::Arc;
 use std::time::Duration;

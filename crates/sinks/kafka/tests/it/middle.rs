@@ -21,7 +21,9 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
 use crate::guard::{Guard, Heard, Login, Stream};
+use crate::transactions::NOTES;
 
+const END_TXN: [u8; 2] = [0, 26];
 const HOST: &str = "127.0.0.1";
 /// An address of another machine, as long as the broker's.
 pub(crate) const ELSEWHERE: &str = "10.1.2.34";
@@ -40,6 +42,8 @@ pub(crate) struct Orders {
     pub(crate) refusal: Option<i16>,
     /// Tells clients that the broker is at [`ELSEWHERE`].
     pub(crate) elsewhere: bool,
+    /// Loses every answer to the end of a transaction.
+    pub(crate) loses_ends: bool,
     /// Ends the connection instead of passing on the next answer to events, once.
     pub(crate) cut_next: bool,
 }
@@ -49,6 +53,11 @@ impl Orders {
     pub(crate) fn spoil_next(&mut self, times: u32, fault: ReceiverFault) {
         let each = if matches!(fault, ReceiverFault::Refusing) { 2 } else { 1 };
         self.next = Some((times * each, fault));
+    }
+
+    /// The same; an event that is sent in a transaction by itself is not sent once more.
+    pub(crate) fn spoil_next_transactions(&mut self, times: u32, fault: ReceiverFault) {
+        self.next = Some((times, fault));
     }
 
     fn fault(&mut self, request: &[u8]) -> Option<ReceiverFault> {
@@ -166,7 +175,8 @@ async fn up(
             Heard::Stranger => return Ok(()),
             Heard::Other => {}
         }
-        if let Some(parsed) = Produce::read(&request) {
+        let of_events = |produce: &Produce| produce.topic() != NOTES.as_bytes();
+        if let Some(parsed) = Produce::read(&request).filter(of_events) {
             orders.lock().expect("not poisoned").waiting = true;
             held.wait_for(|held| !held).await.map_err(io::Error::other)?;
             let (fault, refusal, cut) = {
@@ -193,6 +203,10 @@ async fn up(
                 }
                 (Some(_), _) => return Ok(()),
             }
+        }
+        if request.starts_with(&END_TXN) && orders.lock().expect("not poisoned").loses_ends {
+            let number = protocol::correlation(&request[4..]).expect("a request");
+            let _ = words.send(Word::Lose(number));
         }
         protocol::write(&mut to, &request).await?;
     }

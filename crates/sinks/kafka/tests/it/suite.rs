@@ -12,11 +12,12 @@ use postrider_servers::kafka::Kafka as Broker;
 use postrider_sink_kafka::{Kafka, KafkaConfig};
 
 use crate::middle::Middle;
-use crate::{TOPIC, brokers, config, make_topic, sink, stored};
+use crate::transactions::{NOTES, committed};
+use crate::{TOPIC, brokers, config, delivered, make_topic, sink, stored};
 
 const PASSWORD: &str = "s3cret-p4ss";
 
-struct Harness {
+struct Harness<const IN_TRANSACTIONS: bool> {
     brokers: String,
     middle: Middle,
     config: KafkaConfig,
@@ -25,14 +26,16 @@ struct Harness {
 }
 
 #[async_trait]
-impl SinkHarness for Harness {
+impl<const IN_TRANSACTIONS: bool> SinkHarness for Harness<IN_TRANSACTIONS> {
     async fn fresh() -> Self {
         let broker = crate::empty_broker().await;
         let brokers = brokers(&broker);
         // The suite's largest event has a payload of a whole MiB.
         make_topic(&brokers, TOPIC, 1, &[("max.message.bytes", "2000000")]).await;
+        make_topic(&brokers, NOTES, 1, &[]).await;
         let middle = Middle::before(broker.address()).await;
         let mut config = KafkaConfig { topic: TOPIC.into(), ..config(middle.brokers()) };
+        config.transactions = IN_TRANSACTIONS.then(|| "suite".to_owned());
         config.librdkafka.insert("ssl.key.password".into(), Secret::new(PASSWORD));
         let sink = sink(&config);
         Self { brokers, middle, config, sink, _broker: broker }
@@ -43,7 +46,10 @@ impl SinkHarness for Harness {
     }
 
     async fn delivered(&self) -> Vec<Delivered> {
-        stored(&self.brokers).await
+        match IN_TRANSACTIONS {
+            true => committed(&self.brokers, TOPIC).await.iter().map(delivered).collect(),
+            false => stored(&self.brokers).await,
+        }
     }
 
     /// No broker names a wait.
@@ -52,7 +58,10 @@ impl SinkHarness for Harness {
     }
 
     async fn fail_next(&self, times: u32, fault: ReceiverFault) {
-        self.middle.orders().spoil_next(times, fault);
+        match IN_TRANSACTIONS {
+            true => self.middle.orders().spoil_next_transactions(times, fault),
+            false => self.middle.orders().spoil_next(times, fault),
+        }
     }
 
     async fn fail_event(&self, id: EventId, fault: ReceiverFault) {
@@ -84,4 +93,10 @@ impl SinkHarness for Harness {
     }
 }
 
-postrider_conformance::sink_suite!(Harness);
+mod each_by_itself {
+    postrider_conformance::sink_suite!(crate::suite::Harness<false>);
+}
+
+mod in_transactions {
+    postrider_conformance::sink_suite!(crate::suite::Harness<true>);
+}
