@@ -282,8 +282,10 @@ create function [changefeed].[numbered_ulid](
 returns binary(16)
 as
 begin
-    declare @refused varchar(200) = '';
-    if @token is null or [changefeed].[token_holds](@token) = 0
+    declare @refused varchar(200) = '', @held bit = 0;
+    if @token is not null
+        set @held = [changefeed].[token_holds](@token);
+    if @held = 0
         set @refused = 'changefeed: call lock_feed first, in the same transaction';
     if @refused = '' and (@n is null or @n < @base or @n - @base >= 100000000000)
         set @refused = 'changefeed: this number was not drawn after lock_feed; '
