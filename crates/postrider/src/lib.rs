@@ -30,8 +30,9 @@
 //!
 //! Each store has its own `append`, because each driver has its own transactions: for SQLite see
 //! [`sqlite::append`], for PostgreSQL [`postgres::Outbox`](postgres), for SQL Server
-//! [`sqlserver::Outbox`](sqlserver), for Azure Cosmos DB [`cosmos::CosmosStore::append`]. Where entities are stored as
-//! documents, a [`UnitOfWork`] saves them and the events they raised in one commit.
+//! [`sqlserver::Outbox`](sqlserver), for Azure Cosmos DB [`cosmos::CosmosStore::append`]. Where
+//! entities are stored as documents, a [`UnitOfWork`] saves them and the events they raised in one
+//! commit.
 //!
 //! # Delivering it
 //!
@@ -97,6 +98,10 @@ mod unit_of_work_guide {}
 #[cfg(all(doctest, feature = "sqlite"))]
 #[doc = include_str!("../../../docs/stores/sqlite.md")]
 mod sqlite_guide {}
+
+#[cfg(all(doctest, feature = "sqlserver"))]
+#[doc = include_str!("../../../docs/stores/sqlserver-rust.md")]
+mod sqlserver_guide {}
 
 #[cfg(all(doctest, feature = "postgres", feature = "relay"))]
 #[doc = include_str!("../../../docs/stores/postgres.md")]

@@ -138,7 +138,7 @@ fn sqlserver(workspace: &Workspace) -> Result<Outcome> {
     }
     let mut command = workspace.cargo();
     command.args(["test", "--workspace", "--all-features", "--locked", "--no-fail-fast"]);
-    judged("sqlserver", command.args(["--test", "sql"]))
+    judged("sqlserver", command.args(["--test", "sql", "--test", "server"]))
 }
 
 fn fault_smoke(workspace: &Workspace) -> Result<Outcome> {
