@@ -110,6 +110,7 @@ pub struct Broker {
     shared: Arc<Shared>,
     settings: String,
     nature: Nature,
+    relays: usize,
     /// How often it was ended or slowed down; the ways take turns, in each schedule from another.
     turns: [AtomicU64; 2],
     /// Ends the thread when it is dropped.
@@ -150,7 +151,7 @@ impl Broker {
             }
         };
         server.take(usually)?;
-        let broker = Self::before(server, usually, schedule.index)?;
+        let broker = Self::before(server, usually, schedule)?;
         // More than the largest event has, so that each comes through some time.
         let cut_after = 2 * schedule.largest_payload() as u64;
         broker.shared.proxy.cut_after(Some((Direction::ToServer, cut_after)));
@@ -172,7 +173,7 @@ impl Broker {
     }
 
     /// A proxy and a thread before a server.
-    fn before(server: Box<dyn Server>, usually: Takes, index: u64) -> Result<Self> {
+    fn before(server: Box<dyn Server>, usually: Takes, schedule: &Schedule) -> Result<Self> {
         let proxy = Proxy::start(server.address()).context("start a proxy")?;
         let settings = server.settings(proxy.port()) + server.hurry();
         let nature = server.nature();
@@ -189,8 +190,9 @@ impl Broker {
         let thread = std::thread::Builder::new().name("broker".to_owned());
         let own = Arc::clone(&shared);
         let thread = thread.spawn(move || own.work(&todo)).context("start a thread")?;
-        let turns = [index, index].map(AtomicU64::new);
-        Ok(Self { shared, settings, nature, turns, jobs: Some(jobs), thread: Some(thread) })
+        let turns = [schedule.index, schedule.index].map(AtomicU64::new);
+        let (jobs, thread, relays) = (Some(jobs), Some(thread), schedule.relays);
+        Ok(Self { shared, settings, nature, relays, turns, jobs, thread })
     }
 
     /// The sink's settings.
@@ -226,7 +228,8 @@ impl Broker {
                 proxy.delay(self.nature.slow);
             }
             Some(Outage::Silent) => {
-                doubts.begin();
+                // An event may be on a connection of each, once the next has taken its lease over.
+                (0..self.relays).for_each(|_| doubts.begin());
                 proxy.lose_all(Direction::ToClient);
             }
             Some(Outage::Refused) => {
