@@ -62,8 +62,8 @@ enum Bench {
     /// Azure Service Bus as a sink, against the emulator: batches by session against one message
     /// awaited after another, and with latency added.
     Servicebus,
-    /// NATS JetStream, RabbitMQ and Redis Streams as sinks: a relay from memory against the same
-    /// client library that sends the same messages in a tight loop; round trips.
+    /// NATS JetStream, RabbitMQ, Kafka and Redis Streams as sinks: a relay from memory against the
+    /// same client library that sends the same messages in a tight loop; round trips.
     Sinks,
     /// Part of `relay`: drains a database and prints its own peak memory.
     #[command(hide = true)]

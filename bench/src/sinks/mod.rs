@@ -1,11 +1,12 @@
 //! Brokers as sinks, against their own client libraries.
 //!
 //! What lives here: the pairs and their judgement. What does not: what is special to a broker
-//! (`nats.rs`, `rabbitmq.rs`, `redis.rs`).
+//! (`kafka.rs`, `nats.rs`, `rabbitmq.rs`, `redis.rs`).
 //! Invariant: both sides of a pair send the same events in the same form through the same client
 //! library to the same server, each to an empty stream or queue, and what is timed ends with the
 //! last confirmation. The baseline's messages are made before its time begins.
 
+mod kafka;
 mod nats;
 mod rabbitmq;
 mod redis;
@@ -70,15 +71,17 @@ type Start = fn(Setting) -> Result<Box<dyn Broker>>;
 /// When a server can't be started, or an event is not confirmed.
 pub(crate) fn run(report: &mut Report, runs: usize, smoke: bool) -> Result<()> {
     let goal = Some(Goal::AtLeast(0.8));
-    let brokers: [(&str, Start, u64, Option<Goal>); 4] = [
-        ("nats", nats::start, 100_000, goal),
-        ("rabbitmq", rabbitmq::start, 50_000, goal),
-        ("redis", redis::start, 100_000, goal),
+    let both: &[Setting] = &[Setting::Memory, Setting::Durable];
+    let brokers: [(&str, Start, &[Setting], u64, Option<Goal>); 5] = [
+        ("nats", nats::start, both, 100_000, goal),
+        ("rabbitmq", rabbitmq::start, both, 50_000, goal),
+        ("kafka", kafka::start, &[Setting::Memory], 100_000, goal),
+        ("redis", redis::start, both, 100_000, goal),
         // Told, not judged: it drops no repetitions.
-        ("redis beside XADD alone", redis::start_bare, 100_000, None),
+        ("redis beside XADD alone", redis::start_bare, both, 100_000, None),
     ];
-    for (name, start, events, goal) in brokers {
-        for setting in [Setting::Memory, Setting::Durable] {
+    for (name, start, settings, events, goal) in brokers {
+        for setting in settings.iter().copied() {
             // Where each message is synced, fewer are sent in the same time.
             let events = if setting == Setting::Durable { events / 2 } else { events };
             let (events, runs) = if smoke { (2_000, 1) } else { (events, runs) };

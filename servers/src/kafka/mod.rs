@@ -1,8 +1,9 @@
 //! A broker that speaks Kafka's protocol: noida-db, a single node.
 //!
 //! What lives here: finding the program, start, stop and kill; the way to it through a proxy
-//! (`way.rs`, `protocol.rs`). What does not: topics, which tests make. It keeps idempotent and transactional producers apart, fences, and refuses what is too
-//! large as Kafka does; it has no replicas, no TLS, no logins.
+//! (`way.rs`, `protocol.rs`). What does not: topics, which tests make. It keeps idempotent and
+//! transactional producers apart, fences, and refuses what is too large as Kafka does; it has no
+//! replicas, no TLS, no logins.
 //! Invariant: it listens on 127.0.0.1 alone, and what it has confirmed survives a stop. A kill, and
 //! so the end of its keeper, loses what it has not written by itself within the last seconds.
 

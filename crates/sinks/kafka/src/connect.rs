@@ -3,9 +3,9 @@
 //! What lives here: making it, handing records to it, hearing what became of them, what the client
 //! says of the connection. What does not: its settings (`login.rs`) and what is sent
 //! (`publish.rs`).
-//! Invariant: a link that is retired takes no new event, and nothing of what it holds is sent later,
-//! when its events may have been sent by others. What is on its way already has as long for its
-//! answer as the client waits before it would send it again (`ANSWERED_WITHIN`).
+//! Invariant: a link that is retired takes no new event, and nothing of what it holds is sent
+//! later, when its events may have been sent by others. What is on its way already has as long for
+//! its answer as the client waits before it would send it again (`ANSWERED_WITHIN`).
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, Ordering};
