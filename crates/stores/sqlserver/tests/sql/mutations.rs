@@ -38,7 +38,7 @@ pub(crate) const SHARD_FILTER: Mutation = Mutation {
     name: "shard_filter",
     template: Some("move_outbox"),
     text: include_str!("mutations/shard_filter.sql"),
-    lines: (1, 0),
+    lines: (1, 1),
 };
 
 /// Key columns are looked up by their place in the index: the wrong ones where the key's columns

@@ -10,6 +10,7 @@ mod mutations;
 mod names;
 mod permissions;
 mod power_off;
+mod races;
 mod ready_made;
 mod retention;
 mod scenarios;

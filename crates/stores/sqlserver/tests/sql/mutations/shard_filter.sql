@@ -16,6 +16,16 @@ begin
     );
     declare @latest_ms bigint = [changefeed].[time_ms](sysutcdatetime()) + {max_ahead_ms};
 
+    -- A scan that waits for an open writer is not one point in time: behind it may stand rows that
+    -- were drawn after the commit of one that went in before it, where the scan has been already.
+    -- So there are two: whatever was committed before a row up to @last was drawn had been
+    -- committed before the second one began, and is seen by it.
+    declare @last bigint;
+    set @last = (select top (1) q.order_sequence from (
+            select top (@pagesize) o.order_sequence from {outbox} as o
+            where o.shard_id = @shard_id order by o.order_sequence
+        ) as q order by q.order_sequence desc);
+
     -- The order beats the time: a row's time is the largest hint up to it. One too far in the
     -- future would hold the shard's time there, and one before 1970 has no ULID.
     insert into @page (shard_id, order_sequence, row_no, time_ms)
@@ -28,6 +38,7 @@ begin
                 when [changefeed].[time_ms](o.time_hint) < 0 then 0
                 else [changefeed].[time_ms](o.time_hint) end as time_ms
         from {outbox} as o
+        where o.order_sequence <= @last
         order by o.order_sequence
     ) as q;
 
