@@ -732,6 +732,7 @@ create procedure [changefeed].[lock_feed:{T}]
 as
 begin
     set nocount on;
+    set xact_abort on;
     if @@trancount = 0
         throw 77101, N''changefeed: lock_feed was called outside a transaction; begin one'', 1;
     if @shard_id is null

@@ -219,6 +219,7 @@ drop function if exists [changefeed].[headers_problem];
 drop function if exists [changefeed].[key_hash];
 drop function if exists [changefeed].[utf8];
 drop function if exists [changefeed].[uuid7];
+drop function if exists [changefeed].[sees_the_past];
 go
 
 -- The UTF-8 of a text, on SQL Server and Azure SQL. 2016 knows no other way. A half of a pair of
@@ -286,14 +287,36 @@ begin
 end');
 go
 
+-- Whether the session reads from a snapshot that may be older than a lock which it has just got. A
+-- session sees itself in the view, whatever its rights are.
+if serverproperty(N'BabelfishVersion') is null
+    exec (N'create function [changefeed].[sees_the_past]() returns bit
+as
+begin
+    if exists (select 1 from sys.dm_exec_sessions as s
+        where s.session_id = @@spid and s.transaction_isolation_level = 5)
+        return 1;
+    return 0;
+end');
+go
+
+-- Babelfish has no way to tell that is known.
+if serverproperty(N'BabelfishVersion') is not null
+    exec (N'create function [changefeed].[sees_the_past]() returns bit
+as
+begin
+    return 0;
+end');
+go
+
 -- What is wrong with a text that travels beside the payload; null when nothing is. Bytes are those
--- of its UTF-8: two for each half of a pair.
+-- of its UTF-8.
 create function [changefeed].[text_problem](
     @what nvarchar(40), @text nvarchar(max), @bytes_allowed int, @tabs bit)
 returns nvarchar(400)
 as
 begin
-    declare @i int = 1, @n int = len(@text + N'.') - 1, @c int, @bytes int = 0;
+    declare @i int = 1, @n int = len(@text + N'.') - 1, @c int, @d int, @bytes int = 0;
     if @text is null or @n = 0
         return @what + N' is empty; give it at least one character';
     while @i <= @n and @bytes <= @bytes_allowed
@@ -302,10 +325,16 @@ begin
         if (@c < 32 and not (@c = 9 and @tabs = 1)) or @c between 127 and 159
             return @what + N' has a control character at character ' + convert(nvarchar(10), @i)
                 + N'; remove it';
+        -- A pair is one character or two, as the collation has it; a half alone has no UTF-8.
+        set @d = 0;
+        if @c between 55296 and 56319 and @i < @n
+            set @d = unicode(substring(@text, @i + 1, 1));
+        if @c between 55296 and 57343 and @d not between 56320 and 57343
+            return @what + N' has half of a surrogate pair at character '
+                + convert(nvarchar(10), @i) + N'; remove it';
         set @bytes = @bytes + case when @c < 128 then 1 when @c < 2048 then 2
-            when @c between 55296 and 57343 then 2 when @c < 65536 then 3 when @c > 65535 then 4
-            else 0 end;
-        set @i = @i + 1;
+            when @c between 55296 and 57343 then 4 when @c < 65536 then 3 else 4 end;
+        set @i = @i + case when @d > 0 then 2 else 1 end;
     end;
     if @bytes > @bytes_allowed
         return @what + N' has more than ' + convert(nvarchar(10), @bytes_allowed) + N' bytes';
@@ -480,6 +509,9 @@ begin
     set nocount on;
     if @@trancount = 0
         throw 77101, N'changefeed: append was called outside a transaction; begin one', 1;
+    -- The partitions that it would see might have ended before the lock was granted.
+    if [changefeed].[sees_the_past]() = 1
+        throw 77203, N'changefeed: append needs READ COMMITTED; it was called under SNAPSHOT', 1;
     exec [changefeed].[lock_name] N'partitions', null, 'Shared';
     set @first = null;
     select @first = s.first_partition, @count = s.partition_count from [changefeed].[store] as s;
@@ -501,7 +533,8 @@ end;
 go
 
 -- Appends one event in the caller's transaction. An @id that the caller gives must be new, unless
--- @on_duplicate is 'ignore', which keeps the first event; else @id tells the one it was given.
+-- @on_duplicate is 'ignore', which keeps the first event; else @id tells the one it was given. An
+-- error ends the transaction. Holds the locks of the key and of a given id until it ends.
 create procedure [changefeed].[append]
     @key nvarchar(max), @topic nvarchar(max), @type nvarchar(max), @payload varbinary(max),
     @content_type nvarchar(max) = N'application/octet-stream', @headers nvarchar(max) = null,
@@ -509,13 +542,22 @@ create procedure [changefeed].[append]
 as
 begin
     set nocount on;
+    -- Where one statement fails, none of the others may stand.
+    set xact_abort on;
     declare @first int, @count int, @now datetime2(3), @key_text nvarchar(1024);
+    declare @id_text nvarchar(36);
     exec [changefeed].[check_event] @key, @topic, @type, @content_type, @headers, @payload;
     if isnull(@on_duplicate, '') not in ('fail', 'ignore')
         throw 77102, N'changefeed: @on_duplicate is neither fail nor ignore', 1;
     exec [changefeed].[begin_append] @first output, @count output;
     set @key_text = @key;
     exec [changefeed].[lock_key] @key_text;
+    if @id is not null
+    begin
+        -- Whoever appends the same id under another key is waited for, and then seen.
+        set @id_text = convert(nvarchar(36), @id);
+        exec [changefeed].[lock_name] N'id', @id_text, 'Exclusive';
+    end;
     set @now = sysutcdatetime();
     if @id is not null
     begin

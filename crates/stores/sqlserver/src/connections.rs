@@ -111,6 +111,8 @@ impl Servers {
         if let Some(bytes) = address.packet_bytes {
             config.packet_size(bytes);
         }
+        // An event that was inserted by hand may hold half of a pair, and must stop no reader.
+        config.lossy_utf16_decoding(true);
         config.handshake_timeout(Some(self.connect_timeout));
         config.command_timeout(Some(self.statement_timeout + GRACE));
         config.authentication(match &self.tokens {

@@ -160,6 +160,21 @@ async fn a_long_payload_and_an_unreadable_event_come_whole() {
     }
 }
 
+/// An insert that does not go through the procedure may hold one; a driver that fails on it would
+/// fail on that page for ever.
+#[tokio::test]
+async fn half_of_a_surrogate_pair_stops_no_reader() {
+    let mut half = row(1, "k", Value::Null, b"", 2);
+    half[4] = bytes(&[b'a', 0, 0x3d, 0xd8]);
+    let rows = page().row(half).row(row(2, "k", Value::Null, b"", 2));
+    let known = standing([int(0), int(0), int(0), Value::Null, int(2_000)]);
+    let (_mock, store) = scripted(vec![Answer::Sets(vec![known, rows])]).await;
+    let answer = store.read_feed(&p(0, 1), &Position::START, LIMIT).await.expect("a page");
+    let records = whole(answer);
+    assert_eq!(records[0].event.topic().as_str(), "a\u{fffd}");
+    assert_eq!(records.len(), 2);
+}
+
 #[tokio::test]
 async fn a_page_is_cut_at_its_bytes_and_the_next_asks_for_fewer() {
     let known = || standing([int(0), int(0), int(0), Value::Null, int(2_000)]);

@@ -53,7 +53,7 @@ fn every_function_that_is_made_for_one_engine_parses() {
             made.extend(literals(batch).into_iter().filter(|text| text.starts_with("create ")));
         }
     }
-    assert_eq!(made.len(), 9, "three functions for each engine, and three for the relay");
+    assert_eq!(made.len(), 11, "three functions for each engine, and five for the relay");
     all_accepted("made for one engine", made);
 }
 

@@ -471,6 +471,8 @@ impl Tokens {
                 return self.0.extend(id.to_bytes_le());
             }
             (Type::NVarChar(_), Value::Text(text)) => (Some(utf16(text)), false),
+            // As it stands, for what is no text.
+            (Type::NVarChar(_), Value::Bytes(bytes)) => (Some(bytes.clone()), false),
             (Type::NVarCharMax, Value::Text(text)) => (Some(utf16(text)), true),
             (Type::Binary(length), Value::Bytes(bytes)) => {
                 assert_eq!(bytes.len(), usize::from(length), "binary has one length");

@@ -4,7 +4,8 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::world::{START, Session, World, run_with_feed};
+use super::world::{START, Session, World, run, run_with_feed};
+use crate::text::FILES;
 
 /// How long a session may take until it waits for another.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -66,5 +67,83 @@ fn a_row_that_goes_in_where_a_waiting_scan_has_been_comes_before_what_follows_it
         assert_eq!(versions, [1, 2], "{seen:?}");
         assert_eq!(seen.len(), 3);
         assert_eq!(key.read_all(0, START).await, seen, "a replay sees the same");
+    });
+}
+
+/// The ready-made outbox with one partition, and its sessions.
+async fn ready_made(world: &Arc<World>) -> [Session; 2] {
+    world.migrate(FILES[1].1).await;
+    let mut sessions = [world.session().await, world.session().await];
+    sessions[0].run("exec changefeed.create_partitions 1").await;
+    sessions
+}
+
+fn append(key: &str, topic: &str, id: &str) -> String {
+    format!(
+        "declare @payload varbinary(max) = 0x01;
+         exec changefeed.append @key = N'{key}', @topic = N'{topic}', @type = N'e',
+             @payload = @payload, @id = '{id}';"
+    )
+}
+
+const ID: &str = "018f0000-0000-7000-8000-000000000001";
+
+#[test]
+#[cfg_attr(not(sqlserver_named), ignore = "POSTRIDER_TEST_SQLSERVER names no server")]
+fn one_id_under_two_keys_is_appended_once() {
+    run(|world| async move {
+        let [mut first, mut second] = ready_made(&world).await;
+        first.run(&format!("begin transaction; {}", append("a", "t", ID))).await;
+        let number = spid(&mut second).await;
+        let late = tokio::spawn(async move {
+            // As an application that does not look at what went wrong.
+            let again = format!("begin transaction; {}", append("b", "t", ID));
+            second.refused(&again, 77201).await;
+            second.run("if @@trancount > 0 commit transaction").await;
+        });
+        waits(&world, number).await;
+        first.run("commit transaction").await;
+        late.await.expect("the second is refused");
+        assert_eq!(first.number("select count(*) from changefeed.[outbox]").await, 1);
+        assert_eq!(first.number("select count(*) from changefeed.[event_id]").await, 1);
+    });
+}
+
+#[test]
+#[cfg_attr(not(sqlserver_named), ignore = "POSTRIDER_TEST_SQLSERVER names no server")]
+fn an_append_that_fails_half_way_leaves_no_id_behind() {
+    run(|world| async move {
+        let [mut session, _] = ready_made(&world).await;
+        session
+            .run("alter table changefeed.[outbox] add constraint no_z check (topic <> N'z')")
+            .await;
+        session.refused(&format!("begin transaction; {}", append("a", "z", ID)), 547).await;
+        session.run("if @@trancount > 0 commit transaction").await;
+        assert_eq!(session.number("select count(*) from changefeed.[event_id]").await, 0);
+        session
+            .run(&format!("begin transaction; {} commit transaction;", append("a", "t", ID)))
+            .await;
+        assert_eq!(session.number("select count(*) from changefeed.[outbox]").await, 1);
+    });
+}
+
+/// It would read the partitions as they were before a raise for which its lock has waited. 3952:
+/// the database does not allow such transactions at all.
+#[test]
+#[cfg_attr(not(sqlserver_named), ignore = "POSTRIDER_TEST_SQLSERVER names no server")]
+fn an_append_under_snapshot_is_refused() {
+    run(|world| async move {
+        if world.babelfish() {
+            return;
+        }
+        let [mut session, _] = ready_made(&world).await;
+        session.run("set transaction isolation level snapshot").await;
+        let refused =
+            session.try_run(&format!("begin transaction; {}", append("a", "t", ID))).await;
+        let refused = refused.expect_err("it is refused");
+        assert!([77203, 3952].contains(&refused.number), "{refused:?}");
+        session.run("if @@trancount > 0 rollback transaction").await;
+        session.run("set transaction isolation level read committed").await;
+        assert_eq!(session.number("select count(*) from changefeed.[outbox]").await, 0);
     });
 }
