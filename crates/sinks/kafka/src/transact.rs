@@ -10,7 +10,7 @@
 //!
 //! ```text
 //! init (fences) ─ mark committed ─ notes read to the mark ─▶ [begin ─ events, note ─ commit] …
-//!                                                              └ one fails: abort, without it again
+//!                                                              └ one fails: abort, again without
 //! ```
 
 use std::collections::HashMap;
