@@ -130,7 +130,7 @@ fn doctest(workspace: &Workspace) -> Result<Outcome> {
     judged("doctest", command.arg("--no-fail-fast"))
 }
 
-/// No SQL Server can be installed here: whoever has one names it, and its tests are run again alone.
+/// No SQL Server can be installed here: whoever has one names it; its tests are run again alone.
 fn sqlserver(workspace: &Workspace) -> Result<Outcome> {
     if std::env::var_os("POSTRIDER_TEST_SQLSERVER").is_none_or(|text| text.is_empty()) {
         let reason = "POSTRIDER_TEST_SQLSERVER names no server; nothing was tried on SQL Server";

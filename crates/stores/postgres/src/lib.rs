@@ -21,6 +21,7 @@ mod feed;
 mod head;
 mod inbox;
 mod leases;
+mod letters;
 mod migrate;
 mod names;
 mod partitions;
