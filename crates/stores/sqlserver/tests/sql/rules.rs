@@ -76,6 +76,22 @@ fn whoever_changes_the_state_takes_the_shards_lock_first() {
     }
 }
 
+/// Calls that renew leases wait for whoever holds a lease's row, and a partition's lock may have to
+/// be waited for: never the second behind the first, and no transaction around several.
+#[test]
+fn pruning_locks_a_partition_before_the_lease_and_each_by_itself() {
+    let text = code(include_str!("../../src/sql/retention_prune.sql"));
+    let steps = ["begin transaction", "[lock_shard:outbox]", "[fence]", "[prune_feed:outbox]"];
+    let steps = steps.iter().chain(&["commit transaction", "begin transaction", "[fence]"]);
+    let mut rest = text.as_str();
+    for step in steps.chain(&["delete top", "commit transaction"]) {
+        let at = rest.find(step).unwrap_or_else(|| panic!("{step} comes later, or never"));
+        rest = &rest[at + step.len()..];
+    }
+    let looping = text.find("while 1 = 1").expect("a loop over the partitions");
+    assert!(!text[..looping].contains("begin transaction"), "one around all partitions");
+}
+
 fn numbers(text: &str, before: &str) -> BTreeSet<u32> {
     let found = text.split(before).skip(1).filter_map(|rest| rest.get(..5)?.parse().ok());
     found.collect()
