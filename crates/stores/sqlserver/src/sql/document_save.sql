@@ -4,7 +4,7 @@
 -- so that what is read here is still so when it is written. Outcome: 0 done, 1 there already, 2
 -- missing, 3 another version (then etag is the current one), 4 no lock.
 set nocount on;
-declare @now datetime2(3) = sysutcdatetime();
+declare @now datetime2(3);
 declare @operations table (
     n int not null primary key,
     op char(1) not null,
@@ -36,6 +36,8 @@ declare @lock int;
 exec @lock = sp_getapplock @Resource = @P4, @LockMode = 'Exclusive', @LockOwner = 'Transaction';
 if @lock < 0
     set @outcome = 4;
+-- Behind the lock: a document that expired while it was waited for is no longer there.
+set @now = sysutcdatetime();
 while @n < @count and @outcome = 0
 begin
     set @number = null;
@@ -65,18 +67,30 @@ begin
             select @P3, id, [type], substring(@P2, data_at + 1, data_bytes), ttl, deleted, @now
             from @operations where n = @n;
         if @op = 'r'
+        begin
             update x set [type] = y.[type], data = substring(@P2, y.data_at + 1, y.data_bytes),
                 ttl = y.ttl, deleted = y.deleted, written_at = @now
             from [changefeed].[document] as x
             join @operations as y on y.n = @n
             where x.number = @number;
+            -- Expired documents are swept without the lock.
+            if @@rowcount = 0
+                set @outcome = 2;
+        end;
         if @op = 'd'
+        begin
             delete from [changefeed].[document] where number = @number;
+            if @@rowcount = 0
+                set @outcome = 2;
+        end
         else
             select @etag = convert(binary(8), etag)
             from [changefeed].[document] where partition_key = @P3 and id = @id;
-        insert into @saved (n, etag) values (@n, @etag);
-        set @n = @n + 1;
+        if @outcome = 0
+        begin
+            insert into @saved (n, etag) values (@n, @etag);
+            set @n = @n + 1;
+        end;
     end;
 end;
 select @outcome as outcome, @n as n, @etag as etag;
