@@ -128,7 +128,7 @@ impl Account {
         let ranges = container.read_feed_ranges(None).await?;
         let read = AtomicU64::new(0);
         let began = Instant::now();
-        let loops = iter(&ranges).map(|range| read_range(container, range, page, &read, events));
+        let loops = iter(&ranges).map(|range| read_range(&container, range, page, &read, events));
         loops.buffer_unordered(ranges.len()).try_collect::<()>().await?;
         let took = began.elapsed();
         let read = read.into_inner();

@@ -44,8 +44,10 @@ pub(super) struct Account {
 }
 
 impl Account {
-    pub(super) fn start(ranges: u32) -> Result<Self> {
-        let emulator = Cosmos::start().context("start the Cosmos DB emulator")?;
+    /// With two regions, if one is to go.
+    pub(super) fn start(ranges: u32, regions: &[&str]) -> Result<Self> {
+        let arguments: Vec<&str> = regions.iter().flat_map(|name| ["--region", *name]).collect();
+        let emulator = Cosmos::start_with(&arguments).context("start the Cosmos DB emulator")?;
         emulator.create_container(DATABASE, CONTAINER, ranges).context("make a container")?;
         emulator.create_container(DATABASE, LEASES, 1).context("make the lease container")?;
         let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().build();
@@ -58,8 +60,7 @@ impl Account {
 
     /// Writes for a while, on a thread of the caller's.
     pub(super) fn write(&self, task: &Task) -> Result<u64> {
-        let container = self.store.container().clone();
-        self.runtime.block_on(write(container, task))
+        self.runtime.block_on(write(&self.store, task))
     }
 
     /// How many events are not settled yet: pending, among the dead letters, or of a range that no
@@ -78,7 +79,7 @@ impl Account {
 
     /// Saves an event of each of so many keys; their ids.
     pub(super) fn probe(&self, round: usize, keys: usize) -> Result<Vec<String>> {
-        let container = self.store.container().clone();
+        let container = self.store.container();
         let mut rng = generator(1, round as u64, "cosmos probe");
         self.runtime.block_on(async {
             let mut ids = Vec::new();
@@ -101,7 +102,7 @@ impl Account {
 
     /// What the containers say at the end.
     pub(super) fn accounts(&self) -> Result<Accounts> {
-        let documents = self.runtime.block_on(all(self.store.container()))?;
+        let documents = self.runtime.block_on(all(&self.store.container()))?;
         let progress = self.runtime.block_on(self.store.progress()).context("ask for progress")?;
         let sink = ConsumerName::new(SINK)?;
         let published: u64 =
@@ -139,7 +140,7 @@ pub(super) struct Task {
 }
 
 /// Writes until the time is over; returns how many events. Each key is this writer's own.
-async fn write(container: ContainerClient, task: &Task) -> Result<u64> {
+async fn write(store: &CosmosStore, task: &Task) -> Result<u64> {
     let mut rng = generator(task.seed, task.index, format!("cosmos writer {}", task.writer));
     let begun = Instant::now();
     let mut last: Vec<u64> = vec![0; task.keys];
@@ -150,8 +151,8 @@ async fn write(container: ContainerClient, task: &Task) -> Result<u64> {
         let count = if rng.random_bool(0.03) { 40 } else { rng.random_range(1..=4) };
         let batch = documents(&key, last[at], count, &mut rng);
         let next = last[at] + count;
-        while !is_written(&container, &key, &batch, next).await? {
-            ensure!(begun.elapsed() < task.length * 20, "a writer gets nothing written");
+        while !is_written(&store.current_container().await, &key, &batch, next).await? {
+            ensure!(begun.elapsed() < task.length * 30, "a writer gets nothing written");
             tokio::time::sleep(AGAIN).await;
         }
         (last[at], written) = (next, written + count);

@@ -19,13 +19,14 @@ use rustix::process::Signal;
 
 use crate::allowance::Incidents;
 use crate::bus::Bus;
+use crate::deliveries::{Arrived, Delivery};
 use crate::play::Played;
 use crate::relays::{Failpoint, QUICK_RETRIES, Relay, RelaySource, Setup, Target};
 use crate::schedule::{LEASE_TTL, Schedule, SinkKind};
 use crate::verdict::{Judgement, judge};
 use crate::world::SINK;
 use account::{Account, Task};
-use plan::{Plan, Trouble};
+use plan::{Plan, REGIONS, Trouble};
 
 pub(crate) use plan::THEMES;
 pub use takeover::takeover;
@@ -63,6 +64,7 @@ struct Stage<'a> {
     slots: Vec<Slot>,
     starts: usize,
     outage_until: Option<Instant>,
+    region_until: Option<Instant>,
     findings: Vec<String>,
     faults: usize,
 }
@@ -82,7 +84,7 @@ pub fn play(schedule: &Schedule, binary: &Path) -> Result<Played> {
         .prefix(&format!("postrider-faults-cosmos-{}-", schedule.index))
         .tempdir()
         .context("make the schedule's folder")?;
-    let account = Account::start(plan.ranges)?;
+    let account = Account::start(plan.ranges, plan.regions())?;
     let bus = Bus::start()?;
     let setup = setup(binary, folder.path(), &account, &bus);
     let mut stage = Stage {
@@ -92,6 +94,7 @@ pub fn play(schedule: &Schedule, binary: &Path) -> Result<Played> {
         slots: Vec::new(),
         starts: 0,
         outage_until: None,
+        region_until: None,
         findings: Vec::new(),
         faults: 0,
     };
@@ -99,17 +102,29 @@ pub fn play(schedule: &Schedule, binary: &Path) -> Result<Played> {
     let (findings, faults) = (std::mem::take(&mut stage.findings), stage.faults);
     drop(stage);
     let accounts = account.accounts()?;
-    let mut judgement: Judgement = judge(&accounts, &bus.arrived()?, &Incidents::default());
+    let arrived = bus.arrived()?;
+    let mut judgement: Judgement = judge(&accounts, &arrived, &Incidents::default());
     judgement.findings.extend(findings);
     judgement.findings.extend(acted.err().map(|error| format!("{error:#}")));
     let kept = (!judgement.passed()).then(|| {
         let kept = folder.keep();
         let text = format!("{judgement:#?}\n{plan:#?}\n");
         std::fs::write(kept.join("judgement.txt"), text).context("keep the judgement")?;
+        std::fs::write(kept.join("arrived.txt"), listed(&arrived)).context("keep the messages")?;
         anyhow::Ok(kept)
     });
     let kept = kept.transpose()?;
     Ok(Played { judgement, took: begun.elapsed(), faults, kept })
+}
+
+/// A line for each message in the order of arrival: its key, the number of its event, its place.
+fn listed(arrived: &Arrived) -> String {
+    let line = |delivery: &Delivery| {
+        let data: serde_json::Value =
+            serde_json::from_slice(&delivery.message.payload).unwrap_or_default();
+        format!("{:?} {} {:?}\n", delivery.message.key, data["n"], delivery.place)
+    };
+    arrived.deliveries.iter().map(line).collect()
 }
 
 /// What all relays of a schedule share.
@@ -215,6 +230,12 @@ impl Stage<'_> {
                     self.account.emulator.split(account::DATABASE, account::CONTAINER, *range);
                 split.context("split a range")?;
             }
+            Trouble::Region { length } => {
+                // The one that takes writes: the other one does then.
+                let gone = self.account.emulator.region_offline(REGIONS[0]);
+                gone.context("take a region away")?;
+                self.region_until = Some(now + *length);
+            }
             Trouble::Outage { kind, length } => {
                 self.bus.set_outage(Some(*kind));
                 self.outage_until = Some(now + *length);
@@ -229,6 +250,9 @@ impl Stage<'_> {
         if self.outage_until.is_some_and(|until| until <= now) {
             self.bus.set_outage(None);
             self.outage_until = None;
+        }
+        if self.region_until.is_some_and(|until| until <= now) {
+            self.bring_region_back()?;
         }
         for slot in 0..self.slots.len() {
             let found = std::mem::replace(&mut self.slots[slot], Slot::Down(now));
@@ -266,7 +290,15 @@ impl Stage<'_> {
         Ok(())
     }
 
+    fn bring_region_back(&mut self) -> Result<()> {
+        if self.region_until.take().is_some() {
+            self.account.emulator.region_online(REGIONS[0]).context("bring a region back")?;
+        }
+        Ok(())
+    }
+
     fn heal(&mut self) -> Result<()> {
+        self.bring_region_back()?;
         self.account.emulator.clear_faults().context("heal the account")?;
         self.bus.heal();
         self.outage_until = None;

@@ -12,7 +12,9 @@ use rand::rngs::StdRng;
 use crate::schedule::{Outage, generator};
 
 /// Schedules in a row after which every theme has come up.
-pub(crate) const THEMES: u64 = 10;
+pub(crate) const THEMES: u64 = 11;
+/// The regions of an account that loses one; the first takes writes.
+pub(crate) const REGIONS: [&str; 2] = ["East US", "West US"];
 /// The relays of the widest theme.
 const MOST_RELAYS: usize = 3;
 
@@ -29,6 +31,9 @@ pub(crate) enum Trouble {
     Account(String),
     /// A range is split.
     Split { range: u32 },
+    /// The region that takes writes can't be reached for a while; the other takes them from then
+    /// on.
+    Region { length: Duration },
     /// The sink's end has an outage.
     Outage { kind: Outage, length: Duration },
 }
@@ -100,6 +105,11 @@ fn outage(rng: &mut StdRng) -> Trouble {
     Trouble::Outage { kind, length: millis(rng, 100, 900) }
 }
 
+/// Longer or shorter than it takes to learn that others take the writes.
+fn gone(rng: &mut StdRng) -> Trouble {
+    Trouble::Region { length: millis(rng, 300, 15_000) }
+}
+
 impl Plan {
     /// The plan of schedule `index` of the run with `seed`.
     pub(crate) fn derive(seed: u64, index: u64) -> Self {
@@ -141,6 +151,7 @@ impl Plan {
             6 => vec![Trouble::Account(lost(rng)), Trouble::Account(lost(rng))],
             7 => vec![Trouble::Account(refused(rng)), Trouble::Account(slow(rng))],
             8 => vec![outage(rng)],
+            10 => vec![gone(rng)],
             _ => {
                 let place = FAILPOINTS[rng.random_range(0..FAILPOINTS.len())];
                 self.failpoints.push((slot, place, rng.random_range(1..12)));
@@ -152,10 +163,19 @@ impl Plan {
         }
     }
 
+    fn loses_region(&self) -> bool {
+        self.troubles.iter().any(|(_, one)| matches!(one, Trouble::Region { .. }))
+    }
+
+    /// The account's regions.
+    pub(crate) fn regions(&self) -> &'static [&'static str] {
+        if self.loses_region() { &REGIONS } else { &[] }
+    }
+
     fn any(&self, rng: &mut StdRng) -> Trouble {
         let slot = rng.random_range(0..self.relays);
         let splits = self.troubles.iter().any(|(_, one)| matches!(one, Trouble::Split { .. }));
-        match rng.random_range(0..9) {
+        match rng.random_range(0..10) {
             0 | 1 => Trouble::Kill { slot },
             2 => Trouble::Freeze { slot, length: millis(rng, 750, 1_300) },
             3 => Trouble::Leave { slot, away: millis(rng, 0, 600) },
@@ -163,6 +183,7 @@ impl Plan {
             5 => Trouble::Account(lost(rng)),
             6 => Trouble::Account(refused(rng)),
             // One split each: its range has that name then no more.
+            9 if !self.loses_region() => gone(rng),
             7 if !splits => Trouble::Split { range: rng.random_range(0..self.ranges) },
             _ => outage(rng),
         }
@@ -185,7 +206,7 @@ mod tests {
             .flat_map(|plan| &plan.troubles)
             .map(|(_, trouble)| std::mem::discriminant(trouble))
             .collect();
-        assert_eq!(kinds.len(), 6);
+        assert_eq!(kinds.len(), 7);
         assert!(plans.iter().any(|plan| !plan.failpoints.is_empty()));
         let slots = plans.iter().flat_map(|plan| {
             let most = plan.relays;
@@ -200,7 +221,7 @@ mod tests {
                     let read: serde_json::Value = serde_json::from_str(json).expect("JSON");
                     assert!(read.is_object());
                 }
-                Trouble::Split { .. } | Trouble::Outage { .. } => {}
+                Trouble::Split { .. } | Trouble::Region { .. } | Trouble::Outage { .. } => {}
             }
         }
     }

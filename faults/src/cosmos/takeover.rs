@@ -32,7 +32,7 @@ const PROBES: usize = 120;
 /// When the machine refuses, or the relays never share the ranges evenly.
 pub fn takeover(binary: &Path, rounds: usize) -> Result<Vec<Figure>> {
     let folder = tempfile::tempdir().context("make a folder")?;
-    let (account, bus) = (Account::start(RANGES)?, Bus::start()?);
+    let (account, bus) = (Account::start(RANGES, &[])?, Bus::start()?);
     let setup = Setup { lease_ttl: LEASE_TTL, ..setup(binary, folder.path(), &account, &bus) };
     let mut relays = Vec::new();
     for number in 0..RELAYS {

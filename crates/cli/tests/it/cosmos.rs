@@ -37,7 +37,7 @@ impl World {
         account.create_container("shop", "leases", 1).expect("a container");
         let config = CosmosConfig::new(account.connection_string(), "shop", "orders");
         let store = runtime.block_on(CosmosStore::open(&config)).expect("the store opens");
-        let container = store.container().clone();
+        let container = store.container();
         let entity = Entity { requires_session: true, ..Entity::default() };
         let names = Config::default().with_queue("orders", entity);
         let bus = runtime.block_on(Emulator::start(names)).expect("started");

@@ -173,8 +173,8 @@ impl CosmosStore {
     /// # Errors
     /// `TooLarge` as the service counts, and what no other try would change.
     pub(crate) async fn send(&self, batch: &Batch) -> Result<Answer, DocumentError> {
-        let sent = self.inner.container.execute_transactional_batch(batch.batch.clone(), None);
-        let answer = match sent.await {
+        let container = self.current_container().await;
+        let answer = match container.execute_transactional_batch(batch.batch.clone(), None).await {
             Ok(answer) => answer,
             Err(error) => {
                 let (code, _) = status(&error);

@@ -9,17 +9,22 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use azure_core::credentials::Secret as AzureSecret;
-use azure_data_cosmos::clients::{ContainerClient, DatabaseClient};
+use azure_data_cosmos::clients::ContainerClient;
 use azure_data_cosmos::models::{ContainerProperties, TimeToLive};
 use azure_data_cosmos::options::{OperationOptions, Region};
-use azure_data_cosmos::{AccountEndpoint, AccountReference, CosmosClient, RoutingStrategy};
+use azure_data_cosmos::{
+    AccountEndpoint, AccountReference, CosmosClient, CosmosClientBuilder, CosmosRuntime,
+    RoutingStrategy,
+};
 use postrider_core::{Error, Result};
 
 use crate::Inner;
+use crate::account;
 use crate::advice::ClockSeen;
 use crate::charge::Charges;
 use crate::checkpoints::Known;
 use crate::config::{Account, Auth, CosmosConfig};
+use crate::connection::{Connection, Containers, Health};
 use crate::control::Control;
 use crate::error::failed;
 use crate::expired::Expired;
@@ -28,6 +33,7 @@ use crate::leases::Seen;
 use crate::numbers::Numbers;
 use crate::relays::Own;
 
+const CONNECT: &str = "connect to the account";
 /// The partition key of both containers.
 pub(crate) const PARTITION_KEY: &str = "/partitionKey";
 /// Longest time for one operation, the SDK's own repetitions included: twice what the service takes
@@ -36,18 +42,21 @@ const OPERATION_TIMEOUT: Duration = Duration::from_secs(10);
 
 pub(crate) async fn open(config: &CosmosConfig) -> Result<Inner> {
     config.check()?;
-    let database = client(config).await?.database_client(config.database.clone());
-    let found = database.container_client(config.container.clone(), None).await;
-    let container = found.map_err(failed("look the container up"))?;
-    let read = container.read(None).await.map_err(failed("read the container's settings"))?;
+    account::check(config).await?;
+    let health = Arc::new(Health::default());
+    let containers = containers(client(config, &health).await?, config).await?;
+    let read = containers.documents.read(None).await;
+    let read = read.map_err(failed("read the container's settings"))?;
     let properties = read.into_model().map_err(failed("read the container's settings"))?;
     check(&config.container, &properties)?;
+    check_leases(config, &containers.leases).await?;
+    let connection = Arc::new(Connection::new(config.clone(), health, containers));
     let kept = format!("{}/{}", config.database, config.container);
-    let control = Control::new(lease_container(config, &database).await?, kept);
+    let control = Control::new(Arc::clone(&connection), kept);
     Ok(Inner {
         account: host(config)?,
         database_name: config.database.clone(),
-        container,
+        connection,
         container_name: config.container.clone(),
         container_rid: properties.system_properties.resource_id.unwrap_or_default(),
         default_topic: config.topic()?,
@@ -76,19 +85,35 @@ fn host(config: &CosmosConfig) -> Result<String> {
     })
 }
 
-/// The container of what relays keep. Its documents name their own time to live or none.
-async fn lease_container(
+/// Both containers, by a client that has looked at the account just now.
+pub(crate) async fn containers_anew(
     config: &CosmosConfig,
-    database: &DatabaseClient,
-) -> Result<ContainerClient> {
+    health: &Arc<Health>,
+) -> Result<Containers> {
+    // What is known of accounts is shared by all clients of a runtime.
+    let runtime = CosmosRuntime::builder().build().await.map_err(failed(CONNECT))?;
+    let client = built(builder(health).with_runtime(runtime), config).await?;
+    containers(client, config).await
+}
+
+async fn containers(client: CosmosClient, config: &CosmosConfig) -> Result<Containers> {
+    let database = client.database_client(config.database.clone());
+    let find = async |name: &str, place| {
+        database.container_client(name.to_owned(), None).await.map_err(failed(place))
+    };
+    let documents = find(&config.container, "look the container up").await?;
+    let leases = find(&config.lease_container, "look the lease container up").await?;
+    Ok(Containers { documents, leases })
+}
+
+/// In the container of what relays keep documents name their own time to live or none.
+async fn check_leases(config: &CosmosConfig, container: &ContainerClient) -> Result<()> {
     let place = "look the lease container up";
-    let found = database.container_client(config.lease_container.clone(), None).await;
-    let container = found.map_err(failed(place))?;
     let read = container.read(None).await.map_err(failed(place))?;
     let properties = read.into_model().map_err(failed(place))?;
     check_key(&config.lease_container, &properties)?;
     match properties.default_ttl {
-        TimeToLive::NoDefault => Ok(container),
+        TimeToLive::NoDefault => Ok(()),
         _ => Err(Error::permanent(format!(
             "lease_container: {:?} would remove checkpoints and dead letters by age, or never what \
              relays leave behind; set its default time to live to \"On (no default)\", which is \
@@ -127,18 +152,24 @@ fn check_key(name: &str, properties: &ContainerProperties) -> Result<()> {
     Ok(())
 }
 
-pub(crate) async fn client(config: &CosmosConfig) -> Result<CosmosClient> {
+pub(crate) async fn client(config: &CosmosConfig, health: &Arc<Health>) -> Result<CosmosClient> {
+    built(builder(health), config).await
+}
+
+fn builder(health: &Arc<Health>) -> CosmosClientBuilder {
+    let mut operations = OperationOptions::default();
+    operations.end_to_end_latency_policy = Some(OPERATION_TIMEOUT.into());
+    CosmosClient::builder()
+        .with_default_operation_options(operations)
+        .with_diagnostics_handler(Arc::new(Charges(Arc::clone(health))))
+}
+
+async fn built(builder: CosmosClientBuilder, config: &CosmosConfig) -> Result<CosmosClient> {
     let account = config.account()?;
     let reference = reference(config, account)?;
     let regions = config.preferred_regions.iter().map(|name| Region::new(name.clone()));
     let strategy = RoutingStrategy::PreferredRegions(regions.collect());
-    let mut operations = OperationOptions::default();
-    operations.end_to_end_latency_policy = Some(OPERATION_TIMEOUT.into());
-    let builder = CosmosClient::builder()
-        .with_default_operation_options(operations)
-        .with_diagnostics_handler(Arc::new(Charges));
-    let built = builder.build(reference, strategy).await;
-    built.map_err(failed("connect to the account"))
+    builder.build(reference, strategy).await.map_err(failed(CONNECT))
 }
 
 fn reference(config: &CosmosConfig, account: Account) -> Result<AccountReference> {

@@ -6,6 +6,7 @@
 //! over any of them is one transaction; no document is overwritten unseen.
 
 use std::collections::HashSet;
+use std::sync::Arc;
 
 use azure_data_cosmos::clients::ContainerClient;
 use azure_data_cosmos::feed::FeedScope;
@@ -19,6 +20,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
+use crate::connection::Connection;
 use crate::error::{
     CONFLICT, FAILED_DEPENDENCY, NOT_FOUND, PRECONDITION_FAILED, failed, status, status_error,
 };
@@ -64,7 +66,7 @@ pub(crate) enum Written {
 /// The documents kept for one monitored container.
 #[derive(Clone)]
 pub(crate) struct Control {
-    container: ContainerClient,
+    connection: Arc<Connection>,
     partition_key: String,
 }
 
@@ -82,8 +84,12 @@ pub(crate) fn id(kind: &str, names: &[&[u8]]) -> String {
 
 impl Control {
     /// Keeps what belongs to one monitored container apart from that of others.
-    pub(crate) fn new(container: ContainerClient, partition_key: String) -> Self {
-        Self { container, partition_key }
+    pub(crate) fn new(connection: Arc<Connection>, partition_key: String) -> Self {
+        Self { connection, partition_key }
+    }
+
+    fn container(&self) -> ContainerClient {
+        self.connection.containers().leases
     }
 
     /// A document to be written.
@@ -99,7 +105,7 @@ impl Control {
     /// A document, if it is there.
     pub(crate) async fn read<T: DeserializeOwned>(&self, id: &str) -> Result<Option<Kept<T>>> {
         let place = "read the lease container";
-        let read = self.container.read_item(self.partition_key.clone(), id, None).await;
+        let read = self.container().read_item(self.partition_key.clone(), id, None).await;
         match read {
             Ok(found) => {
                 let document: Value = found.into_model().map_err(failed(place))?;
@@ -211,12 +217,13 @@ impl Control {
             query = query.with_parameter(*name, value).map_err(failed(place))?;
         }
         let scope = FeedScope::partition(self.partition_key.clone());
-        self.container.query_items(query, scope, None).await.map_err(failed(place))
+        self.container().query_items(query, scope, None).await.map_err(failed(place))
     }
 
     /// Writes all of a batch, or nothing.
     pub(crate) async fn write(&self, writes: &[Write]) -> Result<Written> {
         let place = "write to the lease container";
+        self.connection.mend().await;
         let mut batch = TransactionalBatch::new(self.partition_key.clone());
         for write in writes {
             batch = match write {
@@ -235,7 +242,7 @@ impl Control {
                 Write::Drop(id) => batch.delete_item(id.clone(), None),
             };
         }
-        let answer = match self.container.execute_transactional_batch(batch, None).await {
+        let answer = match self.container().execute_transactional_batch(batch, None).await {
             Ok(answer) => answer,
             // A batch of one may fail as that one does.
             Err(error) if is_missing(&error) || is_taken(status(&error).0) => {

@@ -49,7 +49,7 @@ impl CosmosStore {
             let unless = Precondition::if_none_match(Etag::from(etag.as_str().to_owned()));
             options = options.with_precondition(unless);
         }
-        let read = self.inner.container.read_item(key.to_owned(), id, Some(options)).await;
+        let read = self.container().read_item(key.to_owned(), id, Some(options)).await;
         let found = match read {
             Ok(found) if u16::from(found.status().status_code()) == NOT_MODIFIED => {
                 return Ok(Point::NotModified);
@@ -210,7 +210,7 @@ impl CosmosStore {
     /// Whether the container has an event with this very content.
     async fn has_event(&self, event: &Event) -> Result<bool> {
         let (key, id) = (event.key().as_str().to_owned(), event.id().to_string());
-        let found = match self.inner.container.read_item(key, &id, None).await {
+        let found = match self.container().read_item(key, &id, None).await {
             Ok(found) => found,
             Err(error) if status(&error).0 == NOT_FOUND => return Ok(false),
             Err(error) => return Err(cosmos_error("look for the event", &error)),

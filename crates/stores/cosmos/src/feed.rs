@@ -25,15 +25,14 @@ use postrider_core::{
 use serde_json::Value;
 
 use crate::CosmosStore;
+use crate::batch_order::{LSN, in_order};
 use crate::control::MAX_BATCH_OPERATIONS;
 use crate::error::failed;
-use crate::event_document::{entry, is_event, seq, text, written_seconds};
+use crate::event_document::{entry, is_event, text, written_seconds};
 use crate::position::{At, Passed, Place};
 use crate::ranges;
 
 const READ: &str = "read the change feed";
-/// Where a document has the number of its change, if the service tells it.
-const LSN: &str = "_lsn";
 
 type Pages = ChangeFeedPageIterator<ChangeFeedItem<Value>>;
 
@@ -89,7 +88,7 @@ impl CosmosStore {
         options: ChangeFeedOptions,
     ) -> Result<Pages> {
         let scope = FeedScope::range(range.clone());
-        let pages = self.inner.container.query_change_feed(scope, start, Some(options)).await;
+        let pages = self.container().query_change_feed(scope, start, Some(options)).await;
         pages.map_err(failed(READ))
     }
 
@@ -180,11 +179,11 @@ impl CosmosStore {
     }
 
     /// Tells of events that were deleted before anybody read them here.
-    async fn look_for_expired(&self, partition: &PartitionId, page: &Page) -> Result<()> {
+    async fn look_for_expired(&self, partition: &PartitionId, page: &[Value]) -> Result<()> {
         let ttl = Duration::from_secs(self.inner.event_ttl_seconds.unsigned_abs());
         let ago = self.now().await?.as_millis() / 1_000;
         let before = ago.saturating_sub(ttl.as_secs());
-        let gaps = self.inner.expired.look(&page.documents, before);
+        let gaps = self.inner.expired.look(page, before);
         if !gaps.is_empty() {
             let events: u64 = gaps.iter().map(|gap| gap.count).sum();
             metrics::counter!("postrider_cosmos_events_expired_total").increment(events);
@@ -251,41 +250,6 @@ fn token_of(pages: &Pages) -> Result<String> {
     let token =
         pages.to_continuation_token().map_err(failed("note the place in the change feed"))?;
     Ok(token.as_str().to_owned())
-}
-
-/// What one document has of a batch: its logical partition and its moment. Documents of one batch
-/// stand beside each other.
-fn batch_of(document: &Value) -> (Option<&str>, Option<u64>) {
-    let moment = document.get(LSN).or_else(|| document.get("_ts")).and_then(Value::as_u64);
-    (text(document, "partitionKey"), moment)
-}
-
-/// Events of one batch in the order of their numbers: they have one moment, and no order of their
-/// own. Events of different batches stay as they stand, whatever their numbers: those that no
-/// entity counts have numbers of their batch alone, below zero, and an entity that is made anew
-/// begins anew. Where the service tells no more than the second of a change, batches of one key
-/// and one second are told apart by the sign of their numbers only.
-fn in_order(documents: &mut [Value]) {
-    let mut from = 0;
-    while from < documents.len() {
-        let batch = batch_of(&documents[from]);
-        let same = documents[from..].iter().take_while(|document| batch_of(document) == batch);
-        let to = from + same.count();
-        let events = (from..to).filter(|at| seq(&documents[*at]).is_some());
-        let places: Vec<usize> = events.collect();
-        let sign = |at: &usize| seq(&documents[*at]).is_some_and(|number| number < 0);
-        let runs: Vec<Vec<usize>> =
-            places.chunk_by(|a, b| sign(a) == sign(b)).map(<[usize]>::to_vec).collect();
-        for run in runs {
-            let mut sorted: Vec<Value> =
-                run.iter().map(|at| std::mem::take(&mut documents[*at])).collect();
-            sorted.sort_by_key(seq);
-            for (at, document) in run.into_iter().zip(sorted) {
-                documents[at] = document;
-            }
-        }
-        from = to;
-    }
 }
 
 /// Hands out what of a page was not, as far as the limits allow.
@@ -389,7 +353,9 @@ impl Feed for CosmosStore {
             let position = after.clone();
             return Ok(FeedPage { entries: Vec::new(), position, ended: None });
         };
-        self.look_for_expired(partition, &page).await?;
+        let mut whole = [&page.documents[..], &rest[..]].concat();
+        in_order(&mut whole);
+        self.look_for_expired(partition, &whole).await?;
         let mut handing = Handing { store: self, limit, entries: Vec::new(), bytes: 0 };
         let at = handing.take(page, rest, &from)?;
         Ok(FeedPage { entries: handing.entries, position: at.write()?, ended: None })
@@ -420,44 +386,6 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-
-    fn event(key: &str, second: u64, seq: i64) -> Value {
-        json!({ "type": "domainEvent", "partitionKey": key, "_ts": second, "seq": seq })
-    }
-
-    fn order(mut documents: Vec<Value>) -> Vec<i64> {
-        in_order(&mut documents);
-        documents.iter().filter_map(seq).collect()
-    }
-
-    #[test]
-    fn only_events_of_one_batch_are_put_in_order() {
-        let entity = json!({ "type": "order", "partitionKey": "k", "_ts": 1, "lastSeq": 3 });
-        let batch = vec![event("k", 1, 3), entity, event("k", 1, 1), event("k", 1, 2)];
-        assert_eq!(order(batch), [1, 2, 3]);
-        // Without their entity, twice: each has numbers of its own.
-        let twice =
-            vec![event("k", 1, -1), event("k", 1, -2), event("k", 2, -1), event("k", 2, -3)];
-        assert_eq!(order(twice), [-2, -1, -3, -1]);
-        // With the entity, and then without.
-        assert_eq!(
-            order(vec![event("k", 1, 1), event("k", 1, -1), event("k", 1, -2)]),
-            [1, -2, -1]
-        );
-        // Deleted and made anew.
-        assert_eq!(order(vec![event("k", 1, 6), event("k", 2, 1)]), [6, 1]);
-        // Another key between them.
-        assert_eq!(order(vec![event("k", 1, 2), event("l", 1, 9), event("k", 1, 1)]), [2, 9, 1]);
-    }
-
-    #[test]
-    fn the_number_of_a_change_tells_batches_apart() {
-        let mut documents = vec![event("k", 1, -1), event("k", 1, -2), event("k", 1, -1)];
-        for (document, change) in documents.iter_mut().zip([7, 7, 8]) {
-            document[LSN] = json!(change);
-        }
-        assert_eq!(order(documents), [-2, -1, -1]);
-    }
 
     #[test]
     fn a_token_tells_its_parts() {

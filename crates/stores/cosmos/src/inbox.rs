@@ -78,8 +78,7 @@ impl CosmosInbox {
         id: EventId,
     ) -> Result<bool> {
         let note = note_id(consumer, id);
-        let read =
-            self.store.inner.container.read_item(partition_key.to_owned(), &note, None).await;
+        let read = self.store.container().read_item(partition_key.to_owned(), &note, None).await;
         match read {
             Ok(_) => Ok(true),
             Err(error) => match status(&error) {

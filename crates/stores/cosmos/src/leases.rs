@@ -26,6 +26,8 @@ use crate::control::{Control, Kept, MAX_BATCH_OPERATIONS, Write, Written, id};
 use crate::relays::RELAY;
 
 pub(crate) const LEASE: &str = "lease";
+/// The part of a lease's time to live that news may take: a tenth.
+const NEWS_WITHIN: u32 = 10;
 /// How often a write that met another's is tried again before it is left to the caller.
 pub(crate) const TRIES: u32 = 20;
 /// Between two looks at others' leases. One that was renewed just after a look is seen to run out
@@ -334,13 +336,16 @@ impl Leases for CosmosStore {
         ttl: Duration,
     ) -> Result<Heartbeat> {
         let renewals = self.renew(leases, ttl).await?;
-        let news = match self.news(group, leases, ttl).await {
-            Ok(news) => Some(news),
+        // Until there is an answer nobody knows of the renewals: they must not wait for the rest.
+        let within = ttl / NEWS_WITHIN;
+        let news = match tokio::time::timeout(within, self.news(group, leases, ttl)).await {
+            Ok(Ok(news)) => Some(news),
             // Whoever wants to know asks then, and hears of the trouble.
-            Err(error) => {
+            Ok(Err(error)) => {
                 tracing::debug!(error = %error.chain(), "a heartbeat brought no news");
                 None
             }
+            Err(_) => None,
         };
         Ok(Heartbeat { renewals, news })
     }

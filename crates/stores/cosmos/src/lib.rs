@@ -5,13 +5,16 @@
 //! Invariant: an event and the change that it tells of are in one transactional batch, and so are
 //! saved together or not at all.
 
+mod account;
 mod advice;
 mod append;
 mod batch;
+mod batch_order;
 mod charge;
 mod checkpoints;
 mod config;
 mod connect;
+mod connection;
 mod control;
 mod dead_letters;
 mod document_json;
@@ -57,7 +60,7 @@ struct Inner {
     /// The account's host.
     account: String,
     database_name: String,
-    container: ContainerClient,
+    connection: Arc<connection::Connection>,
     container_name: String,
     /// The container's own identifier; one of the same name made anew has another.
     container_rid: String,
@@ -96,9 +99,19 @@ impl CosmosStore {
         Ok(Self { inner: Arc::new(inner) })
     }
 
-    /// The SDK's client of the container, for batches of the caller's own.
-    pub fn container(&self) -> &ContainerClient {
-        &self.inner.container
+    /// The SDK's client of the container, for batches of the caller's own. Ask for it anew now and
+    /// then: after a fail-over of the account there may be another
+    /// ([`current_container`](Self::current_container)).
+    pub fn container(&self) -> ContainerClient {
+        self.inner.connection.containers().documents
+    }
+
+    /// The same, looked up anew where batches failed for seconds because nobody could be reached:
+    /// the account may have failed over, of which the SDK by itself learns within five minutes.
+    /// Takes ten seconds at the longest, and mostly no time. Cancel-safe.
+    pub async fn current_container(&self) -> ContainerClient {
+        self.inner.connection.mend().await;
+        self.container()
     }
 }
 

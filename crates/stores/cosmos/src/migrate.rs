@@ -4,6 +4,8 @@
 //! sets (`docs/stores/cosmos.md`).
 //! Invariant: what is there is left as it is; whether it will do is looked at when it is opened.
 
+use std::sync::Arc;
+
 use azure_data_cosmos::CosmosError;
 use azure_data_cosmos::clients::DatabaseClient;
 use azure_data_cosmos::models::{
@@ -27,7 +29,7 @@ const INDEXED: [&str; 3] = ["/type/?", "/deleted/?", "/data/deleted/?"];
 /// can't be reached.
 pub async fn create_containers(config: &CosmosConfig) -> Result<Vec<String>> {
     config.check()?;
-    let client = client(config).await?;
+    let client = client(config, &Arc::default()).await?;
     let mut made = Vec::new();
     let database = client.create_database(&config.database, None).await;
     if is_new("make the database", database.map(drop))? {

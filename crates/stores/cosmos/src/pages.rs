@@ -69,7 +69,7 @@ impl CosmosStore {
             .with_parameter("@type", document_type)
             .map_err(failed(READ_PAGE))?;
         let scope = FeedScope::full_container();
-        let asked = self.inner.container.query_items::<Wire>(query, scope, Some(options)).await;
+        let asked = self.container().query_items::<Wire>(query, scope, Some(options)).await;
         let mut pages = asked.map_err(failed(READ_PAGE))?.into_pages();
         let Some(page) = pages.next().await else { return Ok((Vec::new(), None)) };
         let page = page.map_err(failed(READ_PAGE))?;

@@ -96,7 +96,7 @@ impl CosmosStore {
             .and_then(|query| query.with_parameter("@seconds", json!(seconds)))
             .map_err(failed(place))?;
         let scope = FeedScope::range(ranges::parse(partition)?);
-        let mut found = self.inner.container.query_items::<u64>(query, scope, None).await;
+        let mut found = self.container().query_items::<u64>(query, scope, None).await;
         let found = found.as_mut().map_err(|error| cosmos_error(place, error))?;
         let mut count = 0;
         while count < MOST_COUNTED && found.try_next().await.map_err(failed(place))?.is_some() {

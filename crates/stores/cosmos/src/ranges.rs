@@ -72,7 +72,7 @@ impl CosmosStore {
     /// The container's ranges, as this process knows them; `refresh` asks the service.
     pub(crate) async fn ranges(&self, refresh: bool) -> Result<Vec<FeedRange>> {
         let options = ReadFeedRangesOptions::default().with_force_refresh(refresh);
-        let ranges = self.inner.container.read_feed_ranges(Some(options)).await;
+        let ranges = self.container().read_feed_ranges(Some(options)).await;
         ranges.map_err(failed("read the container's ranges"))
     }
 
@@ -138,7 +138,7 @@ impl CosmosStore {
         successors: &'a [Successor],
     ) -> Result<Option<&'a PartitionId>> {
         let place = "look up a key's range";
-        let container = &self.inner.container;
+        let container = &self.container();
         let points = container.feed_range_from_partition_key(key.to_owned(), None).await;
         let points = points.map_err(failed(place))?;
         let Some(point) = points.first() else { return Ok(None) };

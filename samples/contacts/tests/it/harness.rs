@@ -132,7 +132,8 @@ impl Kept for CosmosContainer {
 
         let store = self.store().await;
         let sql = "SELECT * FROM c WHERE c.type = 'contact' AND c.data.deleted = true";
-        let found = store.container().query_items::<Value>(sql, FeedScope::full_container(), None);
+        let container = store.container();
+        let found = container.query_items::<Value>(sql, FeedScope::full_container(), None);
         let found: Vec<Value> =
             found.await.expect("the query").try_collect().await.expect("the documents");
         u32::try_from(found.len()).expect("few documents")

@@ -55,6 +55,29 @@ async fn commits_go_on_in_the_region_that_takes_writes_now() {
     assert_eq!(world.last_number().await, Some(5));
 }
 
+/// The region that takes writes is gone without a word, so that nobody refuses a write: the account
+/// is looked at again within seconds, not at the SDK's next look in five minutes.
+#[tokio::test]
+async fn commits_go_on_when_the_region_that_took_writes_is_gone() {
+    let regions = ["--region", "East US", "--region", "West US"];
+    let account = Cosmos::start_with(&regions).expect("the emulator starts");
+    for container in [CONTAINER, "leases"] {
+        account.create_container(DATABASE, container, 2).expect("it is new");
+    }
+    let store = CosmosStore::open(&config(&account)).await.expect("the store opens");
+    let world = World { account, store };
+    world.save(create("0"), vec![event("Created")]).await;
+    world.account.region_offline("East US").expect("it goes");
+    let deadline = Instant::now() + DEADLINE;
+    while let Err(error) = save(&world.store, "1").await {
+        let DocumentError::Store(error) = error else { panic!("nobody else writes: {error:?}") };
+        assert_eq!(error.kind(), ErrorKind::Transient, "{error:?}");
+        assert!(Instant::now() < deadline, "the other region is never asked");
+        tokio::time::sleep(PAUSE).await;
+    }
+    assert_eq!(world.numbers().await, [1, 2]);
+}
+
 #[tokio::test]
 async fn a_replica_that_is_behind_is_not_taken_for_a_missing_document() {
     let world = World::new().await;

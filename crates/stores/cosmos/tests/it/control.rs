@@ -11,8 +11,8 @@ use futures_util::TryStreamExt;
 use postrider_conformance::samples::{consumer, event, group, relay};
 use postrider_core::{
     Acquired, Checkpoints, ContentType, DeadLetterFilter, DeadLetterState, DeadLetters, Entry,
-    EventType, Feed, HeldLease, Key, Leases, Malformed, NewDeadLetter, NewEvent, PartitionId,
-    Position, Successor, Tally, Timestamp, Topic,
+    ErrorKind, EventType, Feed, HeldLease, Key, Leases, Malformed, NewDeadLetter, NewEvent,
+    PartitionId, Position, Successor, Tally, Timestamp, Topic,
 };
 use postrider_store_cosmos::CosmosStore;
 use postrider_store_cosmos::azure_data_cosmos::feed::FeedScope;
@@ -189,7 +189,7 @@ async fn who_takes_over_is_decided_once() {
     let failed = store.finish(&lease, &sink, &two).await;
     assert!(failed.is_err(), "{failed:?}");
     world.account.clear_faults().expect("cleared");
-    assert_eq!(store.partitions(&sink).await.expect("listed"), [partition.clone()]);
+    assert_eq!(store.partitions(&sink).await.expect("listed"), std::slice::from_ref(&partition));
 
     let three = named(&["00-0F", "0F-1F", "1F-FF"]);
     store.finish(&lease, &sink, &three).await.expect("finished");
@@ -198,4 +198,26 @@ async fn who_takes_over_is_decided_once() {
     let listed = store.list(&DeadLetterFilter::default(), None, 100).await.expect("listed");
     assert_eq!(listed.len(), letters.len());
     assert!(listed.iter().all(|letter| decided.contains(&letter.partition)));
+}
+
+/// An account in which two relays could both hold a lease, or one not see what another wrote.
+#[tokio::test]
+async fn accounts_that_would_break_the_fence_are_refused() {
+    let world = World::new(1).await;
+    for (several, level, says) in
+        [(true, "Session", "multi-region writes"), (false, "Eventual", "Eventual")]
+    {
+        let account = format!(
+            r#"{{"operation": "account", "answer": {{"status": 200, "content": {{
+                "enableMultipleWriteLocations": {several},
+                "userConsistencyPolicy": {{ "defaultConsistencyLevel": "{level}" }} }} }} }}"#
+        );
+        world.account.fault(&account).expect("a fault");
+        let refused = CosmosStore::open(&config(&world.account)).await.expect_err("refused");
+        assert_eq!(refused.kind(), ErrorKind::Permanent);
+        assert!(refused.to_string().contains(says), "{refused}");
+    }
+    // One that tells nothing is not refused for it.
+    world.account.fault(r#"{"operation": "account", "answer": {"status": 403}}"#).expect("a fault");
+    CosmosStore::open(&config(&world.account)).await.expect("opened");
 }
