@@ -261,8 +261,10 @@ create procedure [changefeed].[allocate_ulids]
 as
 begin
     declare @limit bigint = 9223372036854775807;
-    -- A counter that passes its largest bytes would begin again below them.
-    if (@low < 0 and @low >= 0 - @count) or (@low >= 0 and @low > @limit - @count)
+    -- A counter that passes its largest bytes would begin again below them. A newer time has one of
+    -- its own.
+    if @time_ms <= @high / 65536
+        and (@low < 0 and @low >= 0 - @count or @low >= 0 and @low > @limit - @count)
         throw 77109, N'changefeed: 2^62 ULIDs in one millisecond; try again a moment later', 1;
     set @next_high = @high;
     set @next_low = @low;
@@ -492,19 +494,26 @@ begin
         @previous_high output, @previous_low output, @next_high output, @next_low output;
 
     -- Rows that are not newer than the last ULID continue it; the others begin anew, each at its
-    -- own time.
+    -- own time. Its counter may have come to its end even where the page''s last time is newer.
+    if exists (select 1 from @page where time_ms <= @previous_high / 65536)
+        and (@previous_low < 0 and @previous_low >= 0 - @count
+            or @previous_low > 9223372036854775807 - @count)
+        throw 77109,
+            N''changefeed: 2^62 ULIDs in one millisecond; give the rows a newer time_hint'', 1;
     update @page set ulid = [changefeed].[join_ulid](
         case when time_ms > isnull(@previous_high / 65536, -1)
             then time_ms * 65536 + @next_high % 65536 else @previous_high end,
         case when time_ms > isnull(@previous_high / 65536, -1)
             then @next_low else @previous_low end + row_no - 1);
 
+    -- In the order of the feed, so that a scan which waits for one of them sees all that follow.
     insert into [changefeed].[feed:{T}] (shard_id, ulid, {K})
     select @shard_id, p.ulid, {O}
     from @page as p
     inner join {outbox} as o
         on o.shard_id = p.shard_id and o.order_sequence = p.order_sequence
-    option (loop join, force order);
+    order by p.ulid
+    option (loop join, force order, maxdop 1);
     set @moved = @@rowcount;
 
     delete o
@@ -610,12 +619,19 @@ begin
     begin try
         delete from #read;
         exec [changefeed].[fill_read:{T}] @shard_id, @cursor, @pagesize;
-        if exists (select 1 from #read)
+        -- A scan that waits for a row may have passed the places of others of its transaction:
+        -- what is there now, up to the page''s last row, has to be the page.
+        declare @last binary(16) = (select top (1) r.ulid from #read as r order by r.ulid desc);
+        declare @seen int = (select count(*) from #read);
+        declare @there int = (select count(*) from [changefeed].[feed:{T}]
+            where shard_id = @shard_id and ulid > @cursor and ulid <= @last);
+        if @seen > 0 and @seen = @there
         begin
             exec [changefeed].[check_cursor:{T}] @shard_id, @cursor;
         end
         else
         begin
+            delete from #read;
             begin transaction;
             exec [changefeed].[lock_shard:{T}] @shard_id;
             exec [changefeed].[check_cursor:{T}] @shard_id, @cursor;
@@ -1017,7 +1033,7 @@ create procedure [changefeed].[grant_feed] @name nvarchar(100)
 as
 begin
     set nocount on;
-    declare @outbox bit, @sql nvarchar(max);
+    declare @outbox bit, @sql nvarchar(max), @i int;
     declare @schema nvarchar(128) = substring(N'[changefeed]', 2, len(N'[changefeed]') - 2);
     declare @writers nvarchar(128) = @schema + N'.writers:' + @name;
     declare @readers nvarchar(128) = @schema + N'.readers:' + @name;
@@ -1055,6 +1071,23 @@ begin
         + N'; grant execute on [changefeed].' + quotename(N'position_at:' + @name) + N' to '
         + quotename(@readers) + N';';
     exec sp_executesql @sql;
+
+    -- The ready-made outbox is read by relays, too. Making a procedure anew takes its rights away.
+    if @name <> N'outbox'
+        or not exists (select 1 from sys.database_principals where name = @schema + N'.relay')
+        return;
+    set @i = 1;
+    while @i <= 7
+    begin
+        set @sql = N'grant execute on [changefeed].' + quotename(case @i
+            when 1 then N'read_feed:outbox' when 2 then N'read_page:outbox'
+            when 3 then N'position_at:outbox' when 4 then N'prune_feed:outbox'
+            -- A quiet partition's time moves on by these, under the partition's lock.
+            when 5 then N'lock_shard:outbox' when 6 then N'update_state:outbox'
+            else N'random_bytes' end) + N' to ' + quotename(@schema + N'.relay');
+        exec sp_executesql @sql;
+        set @i = @i + 1;
+    end;
 end;
 go
 
@@ -1132,6 +1165,9 @@ begin
         if @max_ahead_ms is not null
             update [changefeed].[feed] set max_ahead_ms = @max_ahead_ms where name = @known;
         exec [changefeed].[make_feed] @known, @definitions;
+        -- Where that can be, nobody meets a procedure without its rights.
+        if serverproperty(N'BabelfishVersion') is null
+            exec [changefeed].[grant_feed] @known;
         commit transaction;
     end try
     begin catch
@@ -1139,7 +1175,8 @@ begin
             rollback transaction;
         throw;
     end catch;
-    exec [changefeed].[grant_feed] @known;
+    if serverproperty(N'BabelfishVersion') is not null
+        exec [changefeed].[grant_feed] @known;
 end;
 go
 
@@ -1149,19 +1186,28 @@ as
 begin
     set nocount on;
     set xact_abort on;
-    declare @feed_id int = 0, @name nvarchar(100);
+    declare @feed_id int = 0, @name nvarchar(100), @granted int;
     while 1 = 1
     begin
+        -- A caller meets the old procedures or the new ones, never none, and on SQL Server none
+        -- without its rights.
+        begin transaction;
+        exec @granted = sp_getapplock @Resource = N'[changefeed]', @LockMode = 'Exclusive',
+            @LockOwner = 'Transaction';
+        if @granted < 0
+            throw 77103, N'changefeed: another set-up is going on; try again', 1;
         set @name = null;
         select top (1) @feed_id = f.feed_id, @name = f.name from [changefeed].[feed] as f
         where f.feed_id > @feed_id order by f.feed_id;
+        if @name is not null
+            exec [changefeed].[make_feed] @name;
+        if @name is not null and serverproperty(N'BabelfishVersion') is null
+            exec [changefeed].[grant_feed] @name;
+        commit transaction;
         if @name is null
             break;
-        -- A caller meets the old procedures or the new ones, never none.
-        begin transaction;
-        exec [changefeed].[make_feed] @name;
-        commit transaction;
-        exec [changefeed].[grant_feed] @name;
+        if serverproperty(N'BabelfishVersion') is not null
+            exec [changefeed].[grant_feed] @name;
     end;
 end;
 go
@@ -1176,7 +1222,8 @@ begin
     declare @object_id int, @table_name nvarchar(520), @name nvarchar(100), @sql nvarchar(max);
     declare @known nvarchar(100), @outbox bit, @unread int = 0, @message nvarchar(2048);
     declare @position int, @kind nvarchar(10), @template nvarchar(30), @object nvarchar(400);
-    declare @role nvarchar(128), @member nvarchar(128), @i int = 1;
+    declare @role nvarchar(128), @member nvarchar(128), @i int = 1, @granted int;
+    declare @count_unread nvarchar(max);
     declare @schema nvarchar(128) = substring(N'[changefeed]', 2, len(N'[changefeed]') - 2);
     if @@trancount > 0
         throw 77100, N'changefeed: teardown_feed was called inside a transaction; commit first', 1;
@@ -1184,6 +1231,11 @@ begin
     exec [changefeed].[find_table] @table, @object_id output, @table_name output, @name output;
     begin try
         begin transaction;
+        -- Not while somebody sets it up or makes it anew.
+        exec @granted = sp_getapplock @Resource = N'[changefeed]', @LockMode = 'Exclusive',
+            @LockOwner = 'Transaction';
+        if @granted < 0
+            throw 77103, N'changefeed: a set-up is going on; try again', 1;
         select @known = f.name, @outbox = f.outbox from [changefeed].[feed] as f
         where f.name = @name and f.table_name = @table_name;
         if @known is null
@@ -1195,14 +1247,9 @@ begin
         if @outbox = 1 and isnull(@drop_unread, 0) = 0 and object_id(@object, N'U') is not null
         begin
             -- The table's lock keeps writers out until it is gone.
-            set @sql = N'select @unread = count(*) from ' + @object + N' with (tablockx, holdlock)';
-            exec sp_executesql @sql, N'@unread int output', @unread output;
-        end;
-        if @unread > 0
-        begin
-            set @message = N'changefeed: the outbox has ' + convert(nvarchar(20), @unread)
-                + N' rows that nobody has read; read them, or give @drop_unread = 1';
-            throw 71007, @message, 1;
+            set @count_unread = N'select @unread = count(*) from ' + @object
+                + N' with (tablockx, holdlock)';
+            exec sp_executesql @count_unread, N'@unread int output', @unread output;
         end;
         set @position = 1000;
         while 1 = 1
@@ -1213,6 +1260,15 @@ begin
             order by t.position desc;
             if @template is null
                 break;
+            -- Counted once more where a hint takes no lock.
+            if @template = N'outbox' and @count_unread is not null
+                exec sp_executesql @count_unread, N'@unread int output', @unread output;
+            if @unread > 0
+            begin
+                set @message = N'changefeed: the outbox has ' + convert(nvarchar(20), @unread)
+                    + N' rows that nobody has read; read them, or give @drop_unread = 1';
+                throw 71007, @message, 1;
+            end;
             set @sql = N'drop ' + @kind + N' if exists ' + case when @template = N'outbox'
                 then [changefeed].[outbox_of](@known)
                 else N'[changefeed].' + quotename(@template + N':' + @known) end;

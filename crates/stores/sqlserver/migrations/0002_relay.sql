@@ -700,9 +700,6 @@ if not exists (select 1 from [changefeed].[feed] where name = N'outbox')
     values (N'outbox', N'[changefeed].[outbox]', 1, N'int', 60000);
 go
 
-exec [changefeed].[upgrade_feeds];
-go
-
 -- [changefeed.writers:outbox] appends; [changefeed.readers:outbox] reads by hand;
 -- [changefeed.relay] does what a relay does; [changefeed.documents] and [changefeed.inbox] are for
 -- applications that keep documents here, or an inbox.
@@ -718,6 +715,11 @@ begin
 end;
 go
 
+-- The feed's procedures, with the rights of its roles and of the relay's.
+exec [changefeed].[upgrade_feeds];
+go
+
+-- What stands in this file alone.
 declare @schema nvarchar(128) = substring(N'[changefeed]', 2, len(N'[changefeed]') - 2);
 declare @grants table (n int not null primary key, role nvarchar(40) not null,
     what nvarchar(60) not null, object nvarchar(60) not null);
@@ -727,32 +729,30 @@ insert into @grants (n, role, what, object) values
     (2, N'writers:outbox', N'execute', N'begin_append'),
     (3, N'writers:outbox', N'execute', N'lock_key'),
     (4, N'writers:outbox', N'select, insert', N'event_id'),
-    (5, N'relay', N'execute', N'read_feed:outbox'),
-    (6, N'relay', N'execute', N'read_page:outbox'),
-    (7, N'relay', N'execute', N'position_at:outbox'),
-    (8, N'relay', N'execute', N'prune_feed:outbox'),
-    (9, N'relay', N'execute', N'acquire_lease'),
-    (10, N'relay', N'execute', N'fence'),
-    (11, N'relay', N'select', N'store'),
-    (12, N'relay', N'select', N'partition'),
-    (13, N'relay', N'select', N'feed:outbox'),
-    (14, N'relay', N'select', N'state:outbox'),
-    (15, N'relay', N'select, delete', N'event_id'),
-    (16, N'relay', N'select, insert, update, delete', N'lease'),
-    (17, N'relay', N'select, insert, update, delete', N'relay'),
-    (18, N'relay', N'select, insert, update, delete', N'checkpoint'),
-    (19, N'relay', N'select, insert, update, delete', N'dead_letter'),
-    (20, N'relay', N'select', N'outbox'),
-    (21, N'relay', N'select', N'migration'),
-    (22, N'documents', N'select, insert, update, delete', N'document'),
-    (23, N'inbox', N'select, insert, delete', N'inbox'),
-    (24, N'relay', N'select, delete', N'document'),
-    (25, N'relay', N'select, delete', N'inbox'),
-    (26, N'writers:outbox', N'select', N'store'),
-    -- A quiet partition's time moves on by these, under the partition's lock.
-    (27, N'relay', N'execute', N'lock_shard:outbox'),
-    (28, N'relay', N'execute', N'update_state:outbox'),
-    (29, N'relay', N'execute', N'random_bytes');
+    (5, N'relay', N'execute', N'acquire_lease'),
+    (6, N'relay', N'execute', N'fence'),
+    (7, N'relay', N'select', N'store'),
+    (8, N'relay', N'select', N'partition'),
+    (9, N'relay', N'select', N'feed:outbox'),
+    (10, N'relay', N'select', N'state:outbox'),
+    (11, N'relay', N'select, delete', N'event_id'),
+    (12, N'relay', N'select, insert, update, delete', N'lease'),
+    (13, N'relay', N'select, insert, update, delete', N'relay'),
+    (14, N'relay', N'select, insert, update, delete', N'checkpoint'),
+    (15, N'relay', N'select, insert, update, delete', N'dead_letter'),
+    (16, N'relay', N'select', N'outbox'),
+    (17, N'relay', N'select', N'migration'),
+    (18, N'documents', N'select, insert, update, delete', N'document'),
+    (19, N'inbox', N'select, insert, delete', N'inbox'),
+    (20, N'relay', N'select, delete', N'document'),
+    (21, N'relay', N'select, delete', N'inbox'),
+    -- Opening a store looks at these, whoever opens it.
+    (22, N'writers:outbox', N'select', N'migration'),
+    (23, N'writers:outbox', N'select', N'store'),
+    (24, N'documents', N'select', N'migration'),
+    (25, N'documents', N'select', N'store'),
+    (26, N'inbox', N'select', N'migration'),
+    (27, N'inbox', N'select', N'store');
 while @i <= (select count(*) from @grants)
 begin
     set @sql = null;

@@ -92,6 +92,26 @@ fn pruning_locks_a_partition_before_the_lease_and_each_by_itself() {
     assert!(!text[..looping].contains("begin transaction"), "one around all partitions");
 }
 
+/// What the first file makes anew loses its rights when it is run again; it has to give them.
+#[test]
+fn the_second_file_grants_what_it_makes_itself() {
+    let (first, second) = (FILES[0].1, FILES[1].1);
+    let granted: Vec<&str> =
+        second.split("N'execute', N'").skip(1).filter_map(|rest| rest.split('\'').next()).collect();
+    assert!(granted.contains(&"append"), "{granted:?}");
+    for object in granted {
+        let made = format!("create procedure [changefeed].[{object}]");
+        assert!(second.contains(&made), "{object} is not made in the second file");
+        assert!(!first.contains(&format!("drop procedure if exists [changefeed].[{object}]")));
+    }
+    for template in ["read_feed", "read_page", "position_at", "prune_feed", "lock_shard"] {
+        assert!(
+            first.contains(&format!("N'{template}:outbox'")),
+            "{template} is granted to relays"
+        );
+    }
+}
+
 fn numbers(text: &str, before: &str) -> BTreeSet<u32> {
     let found = text.split(before).skip(1).filter_map(|rest| rest.get(..5)?.parse().ok());
     found.collect()

@@ -20,12 +20,19 @@ begin
     begin try
         delete from #read;
         exec [changefeed].[fill_read:{T}] @shard_id, @cursor, @pagesize;
-        if exists (select 1 from #read)
+        -- A scan that waits for a row may have passed the places of others of its transaction:
+        -- what is there now, up to the page's last row, has to be the page.
+        declare @last binary(16) = (select top (1) r.ulid from #read as r order by r.ulid desc);
+        declare @seen int = (select count(*) from #read);
+        declare @there int = (select count(*) from [changefeed].[feed:{T}]
+            where shard_id = @shard_id and ulid > @cursor and ulid <= @last);
+        if @seen > 0 and @seen = @there
         begin
             exec [changefeed].[check_cursor:{T}] @shard_id, @cursor;
         end
         else
         begin
+            delete from #read;
             begin transaction;
             declare @waited int, @head binary(16);
             exec @waited = [changefeed].[lock_shard:{T}] @shard_id;

@@ -55,19 +55,26 @@ begin
         @previous_high output, @previous_low output, @next_high output, @next_low output;
 
     -- Rows that are not newer than the last ULID continue it; the others begin anew, each at its
-    -- own time.
+    -- own time. Its counter may have come to its end even where the page's last time is newer.
+    if exists (select 1 from @page where time_ms <= @previous_high / 65536)
+        and (@previous_low < 0 and @previous_low >= 0 - @count
+            or @previous_low > 9223372036854775807 - @count)
+        throw 77109,
+            N'changefeed: 2^62 ULIDs in one millisecond; give the rows a newer time_hint', 1;
     update @page set ulid = [changefeed].[join_ulid](
         case when time_ms > isnull(@previous_high / 65536, -1)
             then time_ms * 65536 + @next_high % 65536 else @previous_high end,
         case when time_ms > isnull(@previous_high / 65536, -1)
             then @next_low else @previous_low end + row_no - 1);
 
+    -- In the order of the feed, so that a scan which waits for one of them sees all that follow.
     insert into [changefeed].[feed:{T}] (shard_id, ulid, {K})
     select @shard_id, p.ulid, {O}
     from @page as p
     inner join {outbox} as o
         on o.shard_id = p.shard_id and o.order_sequence = p.order_sequence
-    option (loop join, force order);
+    order by p.ulid
+    option (loop join, force order, maxdop 1);
     set @moved = @@rowcount;
 
     delete o
