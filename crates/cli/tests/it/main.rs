@@ -35,9 +35,9 @@ mod redis;
 mod run;
 #[cfg(feature = "servicebus")]
 mod servicebus;
-#[cfg(feature = "otlp")]
-mod traces;
 #[cfg(feature = "sqlserver")]
 mod sqlserver;
+#[cfg(feature = "otlp")]
+mod traces;
 mod trouble;
 mod usage;
