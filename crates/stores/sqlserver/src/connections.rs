@@ -307,20 +307,18 @@ impl Connections {
         answer
     }
 
-    /// Runs the scripts' batches in turn on one connection, which no other one does meanwhile: what
-    /// makes the tables. Not in a transaction.
-    pub(crate) async fn run_scripts(&self, place: &'static str, scripts: &[String]) -> Result<()> {
+    /// Runs `work` on one connection that is closed behind it, and with it whatever lock of the
+    /// session's `work` took. Not in a transaction.
+    pub(crate) async fn once<T>(
+        &self,
+        place: &'static str,
+        work: impl for<'c> FnOnce(&'c mut Once<'c>) -> BoxFuture<'c, Result<T>>,
+    ) -> Result<T> {
         let mut connection = self.take(place).await?;
-        for batch in scripts.iter().flat_map(|script| crate::migrate::batches(script)) {
-            let asked = say(&mut connection.session, batch);
-            if let Err(error) = asked_within(asked, self.timeout).await {
-                drop(Object::take(connection));
-                return Err(sqlserver_error(place, error));
-            }
-        }
-        // The lock is the session's, and goes with it.
+        let mut once = Once { session: &mut connection.session, place, timeout: self.timeout };
+        let done = work(&mut once).await;
         drop(Object::take(connection));
-        Ok(())
+        done
     }
 
     /// A connection outside the pool, for a caller who keeps it.
@@ -352,6 +350,27 @@ impl Connections {
                 Err(error)
             }
         }
+    }
+}
+
+/// A connection for one piece of work.
+pub(crate) struct Once<'c> {
+    session: &'c mut Session,
+    place: &'static str,
+    timeout: Duration,
+}
+
+impl Once<'_> {
+    /// Runs a batch, and drops its answer.
+    pub(crate) async fn say(&mut self, batch: &str) -> Result<()> {
+        let asked = asked_within(say(self.session, batch), self.timeout).await;
+        asked.map_err(failed(self.place))
+    }
+
+    /// Runs a statement without values.
+    pub(crate) async fn ask(&mut self, sql: &str) -> Result<Sets> {
+        let asked = asked_within(ask(self.session, sql, &[]), self.timeout).await;
+        asked.map_err(failed(self.place))
     }
 }
 

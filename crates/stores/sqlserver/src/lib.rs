@@ -41,7 +41,6 @@ pub use migrate::{SCHEMA_VERSION, schema_sql};
 pub use tiberius;
 
 use connections::{Connections, Param, Sets};
-use leases::short_answer;
 use names::Names;
 
 /// The driver's client, as the store connects it: over TCP, on Tokio.
@@ -77,11 +76,8 @@ impl SqlServerStore {
         options.check()?;
         let connections = Connections::new(&options)?;
         let names = Names::new(&options.schema);
-        migrate::open(&connections, &options, &names).await?;
-        let place = "read the outbox's identity";
-        let sets = connections.run(place, &names.fill(sql::IDENTITY), &[]).await?;
-        let row = sets.last().and_then(|set| set.first()).ok_or_else(|| short_answer(place))?;
-        let identity = format!("sqlserver:{}", row::uuid(row, 0, "store_id")?);
+        let id = migrate::open(&connections, &options, &names).await?;
+        let identity = format!("sqlserver:{id}");
         let inner = Inner {
             connections,
             names,

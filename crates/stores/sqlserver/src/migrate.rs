@@ -6,12 +6,13 @@
 //! for each other; a database of a newer version is never touched.
 
 use postrider_core::{Error, Result};
+use uuid::Uuid;
 
 use crate::config::{SchemaOnOpen, SqlServerOptions};
-use crate::connections::{Connections, Param};
+use crate::connections::{Connections, Param, Sets};
 use crate::leases::short_answer;
 use crate::names::Names;
-use crate::row::number;
+use crate::row::{number, uuid};
 use crate::sql;
 
 /// In order: feeds on any table, then what a relay needs.
@@ -61,46 +62,80 @@ fn cut(script: &str) -> (&str, &str) {
     (script, "")
 }
 
-async fn version(connections: &Connections, names: &Names) -> Result<i64> {
-    let place = "read the schema version";
-    let sets = connections.run(place, &names.fill(sql::VERSION), &[]).await?;
-    let row = sets.last().and_then(|set| set.first()).ok_or_else(|| short_answer(place))?;
-    number(row, 0, "version")
-}
-
-fn refuse_newer(found: i64) -> Result<()> {
+fn version(sets: &Sets) -> Result<i64> {
+    let row = sets.last().and_then(|set| set.first()).ok_or_else(|| short_answer(LOOK))?;
+    let found = number(row, 0, "version")?;
     if found > SCHEMA_VERSION {
         return Err(Error::corrupt(format!(
             "Postrider's tables have version {found}, this program knows {SCHEMA_VERSION}; install \
              the newer program, never the older one over newer tables"
         )));
     }
-    Ok(())
+    Ok(found)
 }
 
-/// Looks at the tables, and makes them if the options ask for it.
+const LOOK: &str = "read the schema version";
+const MAKE: &str = "create Postrider's tables";
+const KNOW: &str = "read the outbox's identity";
+
+/// Makes the tables, unless another program has while its lock was waited for.
+async fn make(connections: &Connections, names: &Names) -> Result<()> {
+    let fill = |text| names.fill(text).into_owned();
+    let (lock, look, scripts) = (fill(sql::INIT_LOCK), fill(sql::VERSION), SCRIPTS.map(fill));
+    let work = connections.once(MAKE, move |once| {
+        Box::pin(async move {
+            once.say(&lock).await?;
+            if version(&once.ask(&look).await?)? == SCHEMA_VERSION {
+                return Ok(());
+            }
+            for batch in scripts.iter().flat_map(|script| batches(script)) {
+                once.say(batch).await?;
+            }
+            Ok(())
+        })
+    });
+    work.await
+}
+
+/// Which store this is; nothing before it has partitions.
+async fn identity(connections: &Connections, names: &Names) -> Result<Option<Uuid>> {
+    let sets = connections.run(KNOW, &names.fill(sql::IDENTITY), &[]).await?;
+    let row = sets.last().and_then(|set| set.first());
+    row.map(|row| uuid(row, 0, "store_id")).transpose()
+}
+
+/// Looks at the tables, makes them and the first partitions if the options ask for it, and tells
+/// which store this is.
 pub(crate) async fn open(
     connections: &Connections,
     options: &SqlServerOptions,
     names: &Names,
-) -> Result<()> {
-    let found = version(connections, names).await?;
-    refuse_newer(found)?;
-    if found == SCHEMA_VERSION {
-        return Ok(());
-    }
-    if options.on_open == SchemaOnOpen::Require {
+) -> Result<Uuid> {
+    let asked = options.on_open == SchemaOnOpen::Migrate;
+    let found = version(&connections.run(LOOK, &names.fill(sql::VERSION), &[]).await?)?;
+    if found < SCHEMA_VERSION && !asked {
         return Err(Error::permanent(format!(
             "Postrider's tables have version {found}, this program needs {SCHEMA_VERSION}; run \
              `postrider init` first"
         )));
     }
-    let place = "create Postrider's tables";
-    let scripts = [sql::INIT_LOCK, SCRIPTS[0], SCRIPTS[1]];
-    connections.run_scripts(place, &scripts.map(|script| names.fill(script).into_owned())).await?;
+    if found < SCHEMA_VERSION {
+        make(connections, names).await?;
+    }
+    // What was cut short behind the tables is made up for.
+    if let Some(id) = identity(connections, names).await? {
+        return Ok(id);
+    }
+    if !asked {
+        return Err(Error::permanent(
+            "the outbox has no partitions yet; run `postrider init`, or call create_partitions of \
+             its schema once",
+        ));
+    }
     let partitions = i32::try_from(options.partitions).unwrap_or(i32::MAX);
     let params: [Param<'_>; 1] = [&partitions];
-    connections.run(place, &names.fill(sql::PARTITION_FIRST), &params).await.map(drop)
+    connections.run(MAKE, &names.fill(sql::PARTITION_FIRST), &params).await?;
+    identity(connections, names).await?.ok_or_else(|| short_answer(KNOW))
 }
 
 #[cfg(test)]

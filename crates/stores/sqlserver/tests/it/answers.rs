@@ -880,22 +880,39 @@ async fn the_inbox_runs_a_handler_once_and_forgets_what_is_old() {
     assert!(SqlServerInbox::new(store, short).is_err());
 }
 
-#[tokio::test]
-async fn init_runs_every_batch_of_the_scripts_and_makes_the_partitions() {
-    let mut version = 0;
-    let mock = Mock::start(move |request| {
-        if request.sql().contains("as version") {
-            let found = std::mem::replace(&mut version, 2);
-            return Answer::set(Set::numbers(&[found]));
+/// A database without tables, which says of itself what has been made in it.
+async fn empty_database(cut: Option<&'static str>) -> Mock {
+    let (mut version, mut partitions, mut cut) = (0, false, cut);
+    Mock::start(move |request| {
+        let sql = request.sql();
+        if sql.contains("as version") {
+            return Answer::set(Set::numbers(&[version]));
         }
+        if sql.contains("select store_id") && !partitions {
+            return Answer::set(Set::of(&[("store_id", Type::UniqueIdentifier)]));
+        }
+        if cut.is_some_and(|at| sql.contains(at)) {
+            cut = None;
+            return Answer::Close;
+        }
+        if sql.contains("(version) values (2)") {
+            version = 2;
+        }
+        partitions |= sql.contains("create_partitions] @P1");
         opening(request).unwrap_or_else(Answer::nothing)
     })
-    .await;
+    .await
+}
+
+#[tokio::test]
+async fn init_runs_every_batch_of_the_scripts_and_makes_the_partitions() {
+    let mock = empty_database(None).await;
     let options = options(&mock).on_open(SchemaOnOpen::Migrate).schema("mail").partitions(3);
     SqlServerStore::open(options.clone()).await.expect("the tables are made");
     let seen = mock.seen();
     let said: Vec<&str> = seen.iter().map(Request::sql).collect();
     assert!(said[1].contains("sp_getapplock") && said[1].contains("[mail]/init"), "{}", said[1]);
+    assert!(said[2].contains("as version"), "behind the lock it is looked at again");
     let script = schema_sql(&options);
     let batches: Vec<&str> = script.split("\ngo\n").collect();
     let made = said.iter().filter(|sql| batches.iter().any(|batch| batch.trim() == sql.trim()));
@@ -906,6 +923,55 @@ async fn init_runs_every_batch_of_the_scripts_and_makes_the_partitions() {
     let before = seen.len();
     SqlServerStore::open(options).await.expect("it is there already");
     assert_eq!(mock.seen().len(), before + 2, "nothing is made again");
+}
+
+/// Cut between the tables and the partitions, a program that only opens says what is missing, and
+/// one that migrates makes it.
+#[tokio::test]
+async fn an_init_that_was_cut_short_behind_the_tables_is_made_up_for() {
+    let mock = empty_database(Some("create_partitions] @P1")).await;
+    let migrate = options(&mock).on_open(SchemaOnOpen::Migrate);
+    SqlServerStore::open(migrate.clone()).await.expect_err("the connection went");
+    let error = SqlServerStore::open(options(&mock)).await.expect_err("no partitions");
+    assert_eq!(error.kind(), ErrorKind::Permanent);
+    assert!(error.to_string().contains("call create_partitions"), "{error}");
+    SqlServerStore::open(migrate).await.expect("it makes the partitions");
+    SqlServerStore::open(options(&mock)).await.expect("they are there");
+}
+
+#[tokio::test]
+async fn tables_that_another_program_has_made_meanwhile_are_left_alone() {
+    let mut looks = 0;
+    let mock = Mock::start(move |request| {
+        if request.sql().contains("as version") {
+            looks += 1;
+            return Answer::set(Set::numbers(&[if looks == 1 { 0 } else { 2 }]));
+        }
+        opening(request).unwrap_or_else(Answer::nothing)
+    })
+    .await;
+    let migrate = options(&mock).on_open(SchemaOnOpen::Migrate);
+    SqlServerStore::open(migrate).await.expect("the store opens");
+    assert!(!mock.seen().iter().any(|one| one.sql().contains("create table")));
+}
+
+#[tokio::test]
+async fn no_table_is_made_without_the_lock() {
+    let mock = Mock::start(|request| {
+        let sql = request.sql();
+        if sql.contains("as version") {
+            return Answer::set(Set::numbers(&[0]));
+        }
+        match sql.contains("/init") {
+            true => Answer::Error(vec![], 77_103, 16, "changefeed: another program makes it"),
+            false => Answer::nothing(),
+        }
+    })
+    .await;
+    let migrate = options(&mock).on_open(SchemaOnOpen::Migrate);
+    let error = SqlServerStore::open(migrate).await.expect_err("it is not granted");
+    assert_eq!(error.kind(), ErrorKind::Transient);
+    assert!(!mock.seen().iter().any(|one| one.sql().contains("create table")));
 }
 
 #[tokio::test]
