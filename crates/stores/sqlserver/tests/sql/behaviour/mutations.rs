@@ -1,13 +1,16 @@
-//! Each of the four known bugs, put back into a procedure on the server: the scenario that guards
+//! Each of the known bugs, put back into a procedure on the server: the scenario that guards
 //! against it has to fail.
 
 use std::sync::Arc;
 
+use super::races::a_late_insert_comes_first;
 use super::scenarios::{
     check, first_allocation_counts, my_event, shards_are_apart, the_feed_is_read_again,
 };
 use super::world::{World, run, run_with_feed};
-use crate::mutations::{FIRST_ALLOCATION, KEY_COLUMNS, Mutation, READ_AGAIN, SHARD_FILTER};
+use crate::mutations::{
+    FIRST_ALLOCATION, KEY_COLUMNS, Mutation, ONE_SCAN, READ_AGAIN, SHARD_FILTER,
+};
 use crate::text::{Template, template};
 
 /// Puts the procedure with the bug in place of the feed's own.
@@ -52,6 +55,17 @@ fn an_outbox_that_is_moved_whatever_the_shard_is_found() {
         put_back(&world, &SHARD_FILTER).await;
         let found = shards_are_apart(world).await;
         assert!(found.is_err(), "the bug is back and nobody noticed");
+    });
+}
+
+/// Where readers see committed versions, one scan is enough, and nothing is to be found.
+#[test]
+#[cfg_attr(not(sqlserver_named), ignore = "POSTRIDER_TEST_SQLSERVER names no server")]
+fn an_outbox_that_is_scanned_once_is_found_where_readers_wait_for_writers() {
+    run_with_feed(|world| async move {
+        put_back(&world, &ONE_SCAN).await;
+        let found = a_late_insert_comes_first(world.clone()).await;
+        assert_eq!(found.is_ok(), world.snapshots, "{found:?}");
     });
 }
 
