@@ -1,7 +1,7 @@
 //! The four bugs that a published library of this design once had, and one that this one had, put
 //! back: each fixture is one of our procedures with one of them in it. Here it is shown that a
-//! fixture differs from the procedure in just that place; `behaviour/mutations.rs` shows on a server
-//! that a scenario fails on it.
+//! fixture differs from the procedure in just that place; `behaviour/mutations.rs` shows on a
+//! server that a scenario fails on it.
 
 use crate::text::{FILES, batches, template};
 
