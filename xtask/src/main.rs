@@ -3,6 +3,7 @@
 //! What lives here: the command line. What does not: the work, which each command's module does.
 //! Invariant: a command that is listed works on a fresh clone; nothing is listed before it does.
 
+mod contacts;
 mod faults;
 mod fuzz;
 mod process;
@@ -32,6 +33,8 @@ enum Command {
     Faults(faults::Args),
     /// Feeds random bytes to the decoders of a server's bytes (needs a nightly compiler).
     Fuzz(fuzz::Args),
+    /// Runs the Contacts sample on Cosmos DB, a relay and a Service Bus here, until Ctrl-C.
+    Contacts(contacts::Args),
     /// Runs the real relay in seeded worlds with a fake clock.
     Sim(release::Args),
     /// Measures figures and judges them by their goals.
@@ -48,6 +51,7 @@ fn main() -> ExitCode {
         Command::Test(args) => test::run(&args),
         Command::Faults(args) => faults::run(&args),
         Command::Fuzz(args) => fuzz::run(&args),
+        Command::Contacts(args) => contacts::run(&args),
         Command::Sim(args) => release::run("postrider-simulation", &args),
         Command::Bench(args) => release::run("postrider-bench", &args),
         Command::Services(command) => services::run(&command),

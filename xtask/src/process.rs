@@ -62,7 +62,7 @@ pub(crate) fn run(name: &str, command: &mut Command) -> Result<Finished> {
 }
 
 /// Sends each line of a pipe on, until it ends.
-fn forward(pipe: Option<impl Read + Send + 'static>, sender: Sender<String>) {
+pub(crate) fn forward(pipe: Option<impl Read + Send + 'static>, sender: Sender<String>) {
     let Some(pipe) = pipe else { return };
     std::thread::spawn(move || {
         let mut reader = BufReader::new(pipe);

@@ -118,7 +118,8 @@ fn beside(
     }
 }
 
-fn terminate(child: &Child) {
+/// Asks it to end.
+pub(crate) fn terminate(child: &Child) {
     if let Some(pid) = i32::try_from(child.id()).ok().and_then(Pid::from_raw) {
         // It fails only if the command has ended.
         let _ = kill_process(pid, Signal::TERM);

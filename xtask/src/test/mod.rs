@@ -6,6 +6,7 @@
 //! the exit code agrees with it; a check that was not run is never silent.
 
 mod blocks;
+mod contacts;
 pub(crate) mod excluded;
 mod sdks;
 mod settings;

@@ -10,7 +10,7 @@ use std::process::Command;
 use anyhow::Result;
 
 use super::tally::Tally;
-use super::{Outcome, blocks, excluded, tools};
+use super::{Outcome, blocks, contacts, excluded, tools};
 use crate::workspace::Workspace;
 use crate::{process, tidy};
 
@@ -57,6 +57,11 @@ pub(super) const STEPS: &[Step] = &[
     check("sqlserver", "the store on the SQL Server that is named, if one is", sqlserver),
     tests("doctest", "the examples in the documentation", doctest),
     tests("blocks", "the shell commands and the SQL in the pages", blocks::run),
+    check(
+        "contacts",
+        "the sample on Cosmos DB to a session of Service Bus, by its one command",
+        contacts::run,
+    ),
     tests(
         "faults",
         "a few schedules of faults with each sink, and brokers that are away",
