@@ -140,7 +140,8 @@ impl Server for Topic {
 
     fn nature(&self) -> Nature {
         let under_way = QUEUED * PRODUCERS * self.relays;
-        Nature { drops_repetitions: self.in_transactions, under_way, slow: SLOW }
+        let drops_repetitions = self.in_transactions;
+        Nature { drops_repetitions, under_way, slow: SLOW, forgets_at_its_end: true }
     }
 
     fn settings(&self, port: u16) -> String {

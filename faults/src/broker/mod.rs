@@ -40,6 +40,8 @@ const PATIENCE: Duration = Duration::from_secs(20);
 
 /// A server that has just started holds what it says twice, with so much time between.
 const COUNTED_AGAIN_AFTER: Duration = Duration::from_millis(50);
+/// A server has dealt by then with what its clients sent before they were sent away.
+const LAST_REQUESTS: Duration = Duration::from_millis(200);
 
 /// What a server takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -61,6 +63,9 @@ struct Nature {
     under_way: u64,
     /// What the proxy waits before each piece while the broker is slow.
     slow: Duration,
+    /// Whether it may confirm, while it stops, what it does not keep: then its clients are sent away
+    /// first.
+    forgets_at_its_end: bool,
 }
 
 /// A server, and this runner's own way to it.
@@ -123,6 +128,7 @@ struct Shared {
     proxy: Proxy,
     usually: Mutex<Takes>,
     drops_repetitions: bool,
+    forgets_at_its_end: bool,
     doubts: Mutex<Doubts>,
     /// The most events that it was seen to hold: nothing takes any away before the end, and a
     /// server that has just started may not have counted all of them.
@@ -182,6 +188,7 @@ impl Broker {
             proxy,
             usually: Mutex::new(usually),
             drops_repetitions: nature.drops_repetitions,
+            forgets_at_its_end: nature.forgets_at_its_end,
             doubts: Mutex::new(Doubts::new(nature.under_way)),
             most: AtomicU64::new(0),
             failed: Mutex::default(),
@@ -350,6 +357,11 @@ impl Shared {
     fn end(&self, how: impl Fn(&mut dyn Server) -> Result<()>) -> Result<()> {
         let mut server = lock(&self.server);
         lock(&self.doubts).begin();
+        if self.forgets_at_its_end {
+            self.proxy.switch_upstream(NOWHERE);
+            self.proxy.reset_all();
+            std::thread::sleep(LAST_REQUESTS);
+        }
         let ended = how(server.as_mut());
         self.proxy.switch_upstream(NOWHERE);
         ended

@@ -104,7 +104,7 @@ impl Server for Queue {
 
     fn nature(&self) -> Nature {
         let under_way = UNDER_WAY * self.relays;
-        Nature { drops_repetitions: false, under_way, slow: SLOW }
+        Nature { drops_repetitions: false, under_way, slow: SLOW, forgets_at_its_end: false }
     }
 
     fn settings(&self, port: u16) -> String {

@@ -71,7 +71,7 @@ impl Server for Stream {
 
     fn nature(&self) -> Nature {
         // Nothing is in doubt where repetitions are dropped.
-        Nature { drops_repetitions: true, under_way: 0, slow: SLOW }
+        Nature { drops_repetitions: true, under_way: 0, slow: SLOW, forgets_at_its_end: false }
     }
 
     fn settings(&self, port: u16) -> String {
