@@ -68,6 +68,17 @@ impl Ear {
     fn trouble(&self) -> MutexGuard<'_, Trouble> {
         self.trouble.lock().unwrap_or_else(PoisonError::into_inner)
     }
+
+    /// Whether no broker can be reached, and what the client complained about last.
+    pub(crate) fn told(&self) -> (bool, Option<String>) {
+        let trouble = self.trouble();
+        (trouble.all_down, trouble.text.clone())
+    }
+
+    /// The brokers did what they were asked for.
+    pub(crate) fn is_well(&self) {
+        *self.trouble() = Trouble::default();
+    }
 }
 
 impl ClientContext for Ear {
@@ -96,7 +107,7 @@ impl ProducerContext for Ear {
     fn delivery(&self, result: &DeliveryResult<'_>, waiting: Self::DeliveryOpaque) {
         let answer = match result {
             Ok(_) => {
-                *self.trouble() = Trouble::default();
+                self.is_well();
                 Ok(())
             }
             Err((error, _)) => Err(error.rdkafka_error_code().unwrap_or(RDKafkaErrorCode::Unknown)),
@@ -199,8 +210,7 @@ impl Link {
 
     /// Whether no broker can be reached, and what the client complained about last.
     pub(crate) fn trouble(&self) -> (bool, Option<String>) {
-        let trouble = self.producer().client().context().trouble();
-        (trouble.all_down, trouble.text.clone())
+        self.producer().client().context().told()
     }
 
     /// Notes that a broker answered.

@@ -27,9 +27,11 @@ const LINGER_MS: &str = "0";
 /// How soon the client sends a record again whose request failed, in milliseconds, give or take a
 /// fifth; the next times later.
 pub(crate) const RETRY_BACKOFF_MS: u64 = 200;
-/// How much longer than for an event's confirmation the brokers leave a transaction open whose
-/// sender is silent, in milliseconds.
-const TRANSACTION_BEYOND_MS: u64 = 10_000;
+/// How much longer than twice the time of a confirmation, for its events' and its end's, brokers
+/// leave a transaction open, in milliseconds: the time in which a call sends, and as much again.
+const TRANSACTION_BEYOND_MS: u64 = 20_000;
+/// The longest that brokers permit unless they are set otherwise (`transaction.max.timeout.ms`).
+const MAX_TRANSACTION_MS: u64 = 900_000;
 /// How soon a broker that went away is tried again, in milliseconds: up to a second.
 const RECONNECT_MS: (&str, &str) = ("50", "1000");
 /// As the client library takes its times, in milliseconds.
@@ -155,7 +157,7 @@ impl Login {
     /// What a producer needs whose events go in transactions. Only one with this id is heard.
     pub(crate) fn transactional(&self, id: &str) -> ClientConfig {
         let mut client = self.producer(Batches::Full);
-        let timeout = self.config.timeout_ms + TRANSACTION_BEYOND_MS;
+        let timeout = (2 * self.config.timeout_ms + TRANSACTION_BEYOND_MS).min(MAX_TRANSACTION_MS);
         client.set("transactional.id", id);
         client.set("transaction.timeout.ms", timeout.to_string());
         client
@@ -288,6 +290,16 @@ mod tests {
         ] {
             let error = Login::new(&KafkaConfig::new(bad)).err().expect(bad).chain();
             assert!(error.starts_with("brokers: number "), "{bad}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_transaction_may_take_as_long_as_its_parts() {
+        for (timeout_ms, expected) in [(1, "20002"), (10_000, "40000"), (600_000, "900000")] {
+            let config = KafkaConfig { timeout_ms, ..KafkaConfig::new("127.0.0.1:9092") };
+            let client = login(&config).transactional("orders");
+            assert_eq!(client.get("transaction.timeout.ms"), Some(expected));
+            client.create_native_config().expect("names and values that the library has");
         }
     }
 

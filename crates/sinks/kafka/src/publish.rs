@@ -271,12 +271,12 @@ impl Kafka {
         }
     }
 
-    fn parcel(&self, record: &Record, topic: Result<String>, call: &Wrong) -> Parcel {
+    fn parcel(&self, record: &Record, topic: &Result<String>, call: &Wrong) -> Parcel {
         let message = self.encoder.encode(record);
-        let topic = topic.and_then(|topic| match call.get(&topic) {
-            Some(error) => Err(again(error)),
-            None => Ok(topic),
-        });
+        let topic = match topic {
+            Ok(topic) => call.get(topic).map_or_else(|| Ok(topic.clone()), |no| Err(again(no))),
+            Err(error) => Err(again(error)),
+        };
         Parcel {
             id: record.event.id(),
             key: record.event.key().as_str().to_owned(),
@@ -339,6 +339,16 @@ fn bytes(record: &Record, message: &Message) -> usize {
         + own.chain(attributes).sum::<usize>()
         + record.event.topic().as_str().len()
         + record.event.event_type().as_str().len()
+}
+
+/// The next call looks what is wrong with the topics of failed events, and with that of notes.
+fn forget_failed(link: &Link, notes: &str, topics: &[Result<String>], outcomes: &[Outcome]) {
+    for (topic, outcome) in topics.iter().zip(outcomes) {
+        if let (Ok(topic), Outcome::Failed(_)) = (topic, outcome) {
+            link.forget(topic);
+            link.forget(notes);
+        }
+    }
 }
 
 /// The same error for somebody else.
@@ -408,9 +418,11 @@ impl Sink for Kafka {
             Err(error) => return none_sent(records, &error),
         };
         if let Some(transactions) = &self.transactions {
-            let parcels = records.iter().zip(topics);
+            let parcels = records.iter().zip(&topics);
             let parcels = parcels.map(|(record, topic)| self.parcel(record, topic, &wrong));
-            return transactions.publish(batch.partition(), parcels.collect(), until).await;
+            let sent = transactions.publish(batch.partition(), parcels.collect(), until).await;
+            forget_failed(&link, &transactions.topic, &topics, &sent);
+            return sent;
         }
         let call = Call { link, records, topics, wrong, until };
         let chains = by_key(records);

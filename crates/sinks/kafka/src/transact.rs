@@ -13,7 +13,9 @@
 //!                                                              └ one fails: abort, again without
 //! ```
 
+use std::cell::Cell;
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant as Time};
 
@@ -32,12 +34,14 @@ use crate::connect::{Answer, Letter, Link};
 use crate::error::{delivery_error, is_size, may_be_anothers, throttled, too_large};
 use crate::login::Login;
 use crate::look;
-use crate::seen::{Mark, NOTES_PARTITION, Seen, note};
+use crate::seen::{NOTES_PARTITION, Seen, note};
 
 /// How soon a full queue is tried again.
 const QUEUE_POLL: Duration = Duration::from_millis(5);
 /// The client looks once a second for events whose time is over; this much later it will not.
 const GRACE: Duration = Duration::from_secs(5);
+/// How often in a row a transaction is made again that the client dropped without a cause.
+const PURGED_AGAIN: u32 = 3;
 /// A producer that sent nothing for so long is given up when another one is made: its partition
 /// may be another relay's now.
 const IDLE: Duration = Duration::from_secs(300);
@@ -63,7 +67,7 @@ pub(crate) struct Transactions {
     pub(crate) scope: String,
     pub(crate) unroutable: Unroutable,
     pub(crate) timeout: Duration,
-    seen: Mutex<Seen>,
+    seen: Seen,
     /// And when each was used last.
     lanes: Mutex<HashMap<PartitionId, (SharedLane, Time)>>,
 }
@@ -96,13 +100,14 @@ impl Transactions {
         unroutable: Unroutable,
         timeout: Duration,
     ) -> Self {
-        let (seen, lanes) = (Mutex::default(), Mutex::default());
+        let (seen, lanes) = (Seen::default(), Mutex::default());
         let (scope, name, topic) = (format!("{name} {template}"), name.into(), topic.into());
         Self { login, name, topic, scope, unroutable, timeout, seen, lanes }
     }
 
     /// Publishes a call's events, of which the topics in `wrong` take none, and which are sent
-    /// until a time. Dropped, it goes on by itself, which does no harm: see the file's head.
+    /// until a time. Dropped, it ends the transaction that it has begun and begins nothing more: it
+    /// takes the partition from nobody.
     pub(crate) async fn publish(
         self: &Arc<Self>,
         partition: &PartitionId,
@@ -111,8 +116,12 @@ impl Transactions {
     ) -> Vec<Outcome> {
         let (own, lane, count) = (Arc::clone(self), self.lane(partition), parcels.len());
         let partition = partition.clone();
+        let dropped = Arc::new(AtomicBool::new(false));
+        let _waits = Waits(Arc::clone(&dropped));
         let worked = tokio::task::spawn_blocking(move || {
-            let mut call = Call { own: &own, partition: &partition, parcels: &parcels, until };
+            let (own, partition, parcels) = (&*own, &partition, &parcels[..]);
+            let call =
+                Call { own, partition, parcels, until, dropped: &dropped, purged: Cell::new(0) };
             let fates = call.run(&mut lock(&lane));
             fates.into_iter().map(outcome).collect()
         });
@@ -136,6 +145,14 @@ impl Transactions {
     }
 }
 
+struct Waits(Arc<AtomicBool>);
+
+impl Drop for Waits {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Release);
+    }
+}
+
 fn outcome(fate: Fate) -> Outcome {
     match fate {
         Fate::Done(outcome) => outcome,
@@ -149,10 +166,19 @@ struct Call<'a> {
     partition: &'a PartitionId,
     parcels: &'a [Parcel],
     until: Instant,
+    /// Whether nobody waits for the outcomes any more.
+    dropped: &'a AtomicBool,
+    /// How many of its transactions failed since the last that did not, without a cause.
+    purged: Cell<u32>,
 }
 
 impl Call<'_> {
-    fn run(&mut self, lane: &mut Lane) -> Vec<Fate> {
+    /// Whether nothing more is to be begun.
+    fn is_over(&self) -> bool {
+        self.dropped.load(Ordering::Acquire) || Instant::now() >= self.until
+    }
+
+    fn run(&self, lane: &mut Lane) -> Vec<Fate> {
         let mut fates: Vec<Fate> = self.parcels.iter().map(|_| Fate::Open).collect();
         for (place, parcel) in self.parcels.iter().enumerate() {
             if let Err(error) = &parcel.topic {
@@ -160,7 +186,7 @@ impl Call<'_> {
             }
         }
         // One that was fenced may have been so long ago, while another had the partition.
-        for is_last in [false, true] {
+        for is_last in [false, true].into_iter().take_while(|_| !self.is_over()) {
             let Err(error) = self.attempt(lane, &mut fates) else { break };
             // Its fate is found out by the next one.
             lane.link = None;
@@ -169,22 +195,20 @@ impl Call<'_> {
                 return fates;
             }
         }
-        self.fail_open(&mut fates, &Error::transient("there was no time to send the event"));
+        self.fail_open(&mut fates, &throttled("there was no time to send the event"));
         fates
     }
 
     fn attempt(&self, lane: &mut Lane, fates: &mut [Fate]) -> Result<()> {
         let link = self.open(lane)?;
-        let seen = lock(&self.own.seen);
         for (parcel, fate) in self.parcels.iter().zip(fates.iter_mut()) {
-            if matches!(fate, Fate::Open) && seen.has(parcel.id) {
+            if matches!(fate, Fate::Open | Fate::Alone) && self.own.seen.has(parcel.id) {
                 *fate = Fate::Done(Outcome::Duplicate);
             }
         }
-        drop(seen);
         loop {
             let round = self.sendable(fates);
-            if round.is_empty() || Instant::now() >= self.until {
+            if round.is_empty() || self.is_over() {
                 return Ok(());
             }
             self.transaction(link, &round, fates)?;
@@ -202,15 +226,15 @@ impl Call<'_> {
             link.producer()
                 .init_transactions(own.timeout)
                 .map_err(|error| failed(&error, &link))?;
-            let mark = Mark::new();
+            let mark = own.seen.expect();
             begin(&link)?;
             let sent = link.send(self.letter(&mark.note()));
             let answer = sent.map_err(|code| self.not_noted(code, &link))?;
             let answered = wait(self.own.timeout + GRACE, answer);
             answered.map_err(|code| self.not_noted(code, &link))?;
             commit(&link, own.timeout)?;
-            let mut seen = lock(&own.seen);
-            seen.read_to(mark, (&own.topic, &own.scope), &own.login.admin(), own.timeout)?;
+            let (notes, client) = ((&*own.topic, &*own.scope), own.login.admin());
+            own.seen.read_to(&mark, notes, &client, own.timeout, || self.is_over())?;
             lane.link = Some(link);
         }
         lane.link.as_ref().ok_or_else(|| Error::transient("there is no producer"))
@@ -275,13 +299,16 @@ impl Call<'_> {
             match self.send(link, *place) {
                 Ok(answer) => waiting.push(answered(Some(*place), answer)),
                 Err(code) => {
-                    return self.undo(link, round, ((Some(*place), code), waiting), fates);
+                    let failure = (Some(*place), not_taken(code));
+                    return self.undo(link, round, (failure, waiting), fates);
                 }
             }
         }
         let note = note(round.iter().map(|place| self.parcels[*place].id));
-        let noted = link.send(self.letter(&note)).map_err(|code| self.not_noted(code, link))?;
-        waiting.push(answered(None, noted));
+        match link.send(self.letter(&note)).map_err(not_taken) {
+            Ok(answer) => waiting.push(answered(None, answer)),
+            Err(code) => return self.undo(link, round, ((None, code), waiting), fates),
+        }
         let limit = self.own.timeout + GRACE;
         let failure = Handle::current()
             .block_on(async { tokio::time::timeout(limit, first_failure(&mut waiting)).await });
@@ -291,9 +318,9 @@ impl Call<'_> {
             Err(_) => return Err(Error::transient("the brokers did not answer in time")),
         }
         commit(link, self.own.timeout)?;
-        let mut seen = lock(&self.own.seen);
+        self.purged.set(0);
         for place in round {
-            seen.add(self.parcels[*place].id);
+            self.own.seen.add(self.parcels[*place].id);
             fates[*place] = Fate::Done(Outcome::Confirmed);
         }
         Ok(())
@@ -312,7 +339,7 @@ impl Call<'_> {
                 time_ms: parcel.time_ms,
             };
             match link.send(letter) {
-                Err(Code::QueueFull) if Instant::now() < self.until => {
+                Err(Code::QueueFull) if !self.is_over() => {
                     std::thread::sleep(QUEUE_POLL);
                 }
                 sent => return sent,
@@ -349,10 +376,11 @@ impl Call<'_> {
         if Handle::current().block_on(drained).is_err() {
             return Err(Error::transient("the client did not give up what was aborted"));
         }
+        failures.retain(|(_, code)| !matches!(code, Code::PurgeQueue | Code::PurgeInflight));
+        if failures.is_empty() {
+            self.undone(link, round, fates);
+        }
         for (place, code) in failures {
-            if matches!(code, Code::PurgeQueue | Code::PurgeInflight) {
-                continue;
-            }
             let Some(place) = place else { return Err(self.not_noted(code, link)) };
             fates[place] = match may_be_anothers(code) && round.len() > 1 {
                 true => Fate::Alone,
@@ -360,6 +388,23 @@ impl Call<'_> {
             };
         }
         Ok(())
+    }
+
+    /// Nobody says why the transaction failed. The client may drop what it is given right behind
+    /// one that was aborted, so it is made again; but not for ever.
+    fn undone(&self, link: &Link, round: &[usize], fates: &mut [Fate]) {
+        let times = self.purged.get();
+        self.purged.set(times + 1);
+        if times < PURGED_AGAIN {
+            return;
+        }
+        if let [place] = round {
+            let error = throttled("the transaction failed, and with it the event");
+            let why = link.trouble().1.unwrap_or_else(|| "the client says no cause".to_owned());
+            fates[*place] = Fate::Done(Outcome::Failed(error.with_source(why)));
+            return;
+        }
+        round.iter().for_each(|place| fates[*place] = Fate::Alone);
     }
 
     fn refusal(&self, link: &Link, place: usize, code: Code) -> Error {
@@ -421,6 +466,12 @@ fn begin(link: &Link) -> Result<()> {
 
 fn commit(link: &Link, patience: Duration) -> Result<()> {
     link.producer().commit_transaction(patience).map_err(|error| failed(&error, link))
+}
+
+/// The client takes nothing more once something of the transaction failed: what did is told by its
+/// own answer.
+fn not_taken(code: Code) -> Code {
+    if code == Code::State { Code::PurgeQueue } else { code }
 }
 
 fn is_fenced(code: Code) -> bool {

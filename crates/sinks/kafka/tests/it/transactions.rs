@@ -8,8 +8,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use postrider_conformance::samples::{record, sized_event};
-use postrider_core::{ErrorKind, EventId, Outcome, Record, Sink};
+use postrider_core::{ErrorKind, EventId, Outcome, PartitionId, Publish, Record, Sink};
 use postrider_servers::kafka::Kafka as Broker;
 use postrider_sink_kafka::{Kafka, KafkaConfig};
 use rdkafka::ClientConfig;
@@ -222,6 +223,103 @@ async fn one_event_that_is_refused_holds_up_its_key_alone() {
     assert_eq!(found, expected);
     crate::set_limit(&brokers, TOPIC, 50_000).await;
     assert!(all_confirmed(&publish(&sink, &events[1..3]).await));
+}
+
+/// A relay that sends event by event what was refused together, when another takes its place.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_sent_alone_was_not_sent_by_another_meanwhile() {
+    let broker = empty_broker().await;
+    let brokers = brokers(&broker);
+    make_topic(&brokers, NOTES, 1, &[]).await;
+    make_topic(&brokers, TOPIC, 1, &[("max.message.bytes", "20000")]).await;
+    let middle = Middle::before(broker.address()).await;
+    let (zombie, other) = (sink(&settings(middle.brokers())), sink(&settings(&*brokers)));
+    let sized = |n| record(sized_event(&format!("k{n}"), n, 9_000), n);
+    let events: Vec<_> = (0..6).map(sized).collect();
+    middle.hold(true);
+    middle.orders().unheld = 1;
+    let (late, ()) = tokio::join!(publish(&zombie, &events), async {
+        while !middle.orders().waiting {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        assert!(all_confirmed(&publish(&other, &events).await));
+        middle.hold(false);
+    });
+    assert!(all_duplicates(&late), "{late:?}");
+    assert_eq!(committed_ids(&brokers).await, ids(&events));
+}
+
+/// All partitions begin at once: one of them reads past the marks of the others.
+#[tokio::test(flavor = "multi_thread")]
+async fn partitions_that_begin_together_do_not_wait_for_each_others_notes() {
+    let broker = broker().await;
+    let brokers = brokers(&broker);
+    let sink = sink(&KafkaConfig { timeout_ms: 6_000, ..settings(&*brokers) });
+    let events = of_keys(8, 8);
+    for number in 0..8 {
+        let event = std::slice::from_ref(&events[0]);
+        let partition = PartitionId::numbered(number, 8);
+        let call = Publish::new(&partition, event).within(Duration::ZERO);
+        let outcomes = sink.publish(call).await;
+        let Outcome::Failed(error) = &outcomes[0] else { panic!("{outcomes:?}") };
+        assert!(matches!(error.kind(), ErrorKind::Throttled { .. }), "{error:?}");
+    }
+    let calls = (0..8).zip(&events).map(async |(number, event)| {
+        let partition = PartitionId::numbered(number, 8);
+        sink.publish(Publish::new(&partition, std::slice::from_ref(event))).await
+    });
+    for outcomes in join_all(calls).await {
+        assert!(all_confirmed(&outcomes), "{outcomes:?}");
+    }
+    assert_eq!(committed(&brokers, TOPIC).await.len(), 8);
+}
+
+/// What was read once ends where a transaction was open, and all that follows is aborted.
+#[tokio::test(flavor = "multi_thread")]
+async fn who_read_the_notes_before_gets_beyond_what_was_aborted() {
+    let broker = empty_broker().await;
+    let brokers = brokers(&broker);
+    make_topic(&brokers, NOTES, 1, &[]).await;
+    make_topic(&brokers, TOPIC, 1, &[("max.message.bytes", "20000")]).await;
+    let (first, other) = (sink(&settings(&*brokers)), sink(&settings(&*brokers)));
+    assert!(all_confirmed(&publish(&first, &[one("a", 1)]).await));
+    for n in 0..4 {
+        fail(&first, &record(sized_event("large", n, 30_000), n)).await;
+    }
+    let event = [one("a", 2)];
+    assert!(all_confirmed(&publish(&other, &event).await));
+    assert!(all_duplicates(&publish(&first, &event).await));
+}
+
+/// Nobody waits for two calls any more, of which one is under way and one behind it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_call_that_was_given_up_takes_the_partition_from_nobody() {
+    let broker = broker().await;
+    let brokers = brokers(&broker);
+    let middle = Middle::before(broker.address()).await;
+    let (zombie, other) = (sink(&settings(middle.brokers())), sink(&settings(&*brokers)));
+    let events = of_keys(9, 3);
+    assert!(all_confirmed(&publish(&zombie, &events[..3]).await));
+    middle.hold(true);
+    middle.orders().waiting = false;
+    tokio::select! {
+        outcomes = publish(&zombie, &events[3..6]) => panic!("{outcomes:?}"),
+        () = async {
+            while !middle.orders().waiting {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        } => {}
+    }
+    let behind = publish(&zombie, &events[6..]);
+    tokio::time::timeout(Duration::from_millis(200), behind).await.expect_err("its turn is later");
+    assert!(all_confirmed(&publish(&other, &events[3..6]).await));
+    middle.hold(false);
+    assert!(all_duplicates(&publish(&zombie, &events[..6]).await));
+    assert_eq!(committed_ids(&brokers).await, ids(&events[..6]));
+    let notes = committed(&brokers, NOTES).await;
+    let marks = notes.iter().filter(|note| note.payload().is_some_and(|it| it[0] == 2));
+    let of_events = notes.iter().filter(|note| note.payload().is_some_and(|it| it[0] == 1));
+    assert_eq!((marks.count(), of_events.count()), (3, 2));
 }
 
 /// What one sink sent is nothing to another: not by its name, nor by its topic.
