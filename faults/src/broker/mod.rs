@@ -63,8 +63,8 @@ struct Nature {
     under_way: u64,
     /// What the proxy waits before each piece while the broker is slow.
     slow: Duration,
-    /// Whether it may confirm, while it stops, what it does not keep: then its clients are sent away
-    /// first.
+    /// Whether it may confirm, while it stops, what it does not keep: its clients are sent away
+    /// first then.
     forgets_at_its_end: bool,
 }
 
