@@ -244,8 +244,11 @@ pub(crate) fn check_source(config: &SourceConfig, problems: &mut Vec<Problem>) {
     }
 }
 
-/// Refuses sinks that can't be fed from this source.
-#[cfg_attr(not(feature = "postgres"), expect(unused_variables, reason = "the log's rule alone"))]
+/// Refuses sinks that can't be fed from this source, or not beside each other.
+#[cfg_attr(
+    not(any(feature = "postgres", feature = "kafka")),
+    expect(unused_variables, reason = "the rules of the log and of Kafka alone")
+)]
 pub(crate) fn check_sinks(
     source: &SourceConfig,
     sinks: &[SinkConfig],
@@ -256,6 +259,8 @@ pub(crate) fn check_sinks(
         postgres_wal::NAME => problems.extend(sinks.iter().filter_map(postgres_wal::check_sink)),
         _ => {}
     }
+    #[cfg(feature = "kafka")]
+    problems.extend(kafka::check_sinks(sinks));
 }
 
 /// Opens the source.

@@ -3,14 +3,15 @@
 //! What lives here: its keys, and the sink that they make. What does not: other kinds.
 //! Invariant: making it connects to nothing.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use postrider_core::{Result, Sink};
 use postrider_sink_kafka::{Kafka, KafkaConfig, RecordTime, Sasl, Unroutable};
 
 use super::message;
-use crate::config::SinkConfig;
 use crate::config::keys::{Kind, Need, Shape, key};
+use crate::config::{Problem, SinkConfig};
 
 pub(super) const NAME: &str = "kafka";
 
@@ -106,6 +107,25 @@ pub(super) const KIND: Kind = Kind {
         message::CONNECT_TIMEOUT_MS,
     ],
 };
+
+/// Refuses a name of transactions that an earlier sink has: each would keep the other from sending,
+/// and take what the other sent for its own.
+pub(super) fn check_sinks(sinks: &[SinkConfig]) -> Vec<Problem> {
+    let mut names: HashMap<&str, &SinkConfig> = HashMap::new();
+    let mut problems = Vec::new();
+    for sink in sinks.iter().filter(|sink| sink.kind == NAME) {
+        let Some(name) = sink.fields.text("transactions") else { continue };
+        match names.get(name) {
+            Some(other) => problems.push(Problem {
+                place: Some(sink.fields.place("transactions").unwrap_or(sink.place)),
+                key: format!("{}.transactions", sink.prefix),
+                text: format!("\"{name}\" is that of {} as well; give another", other.prefix),
+            }),
+            None => drop(names.insert(name, sink)),
+        }
+    }
+    problems
+}
 
 pub(super) fn open(config: &SinkConfig) -> Result<Arc<dyn Sink>> {
     Ok(Arc::new(Kafka::new(&settings(config))?))

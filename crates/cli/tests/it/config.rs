@@ -146,6 +146,21 @@ fn two_sinks_of_one_name_are_refused_with_both_places() {
     );
 }
 
+#[cfg(feature = "kafka")]
+#[test]
+fn two_sinks_with_the_same_transactions_are_refused() {
+    let sink = |name: &str| {
+        format!(
+            "\n[[sink]]\nname = \"{name}\"\nkind = \"kafka\"\nbrokers = \"127.0.0.1:9092\"\n\
+             transactions = \"orders\"\n"
+        )
+    };
+    refused(
+        &format!("{GOOD}{}{}", sink("a"), sink("b")),
+        &["postrider.toml:19:16: sink[2].transactions: \"orders\" is that of sink[1] as well"],
+    );
+}
+
 #[test]
 fn a_missing_variable_is_named_with_key_and_line() {
     refused(
