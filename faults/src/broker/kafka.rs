@@ -5,7 +5,7 @@
 //! the way to it that tells relays the proxy's port (`servers/src/kafka/`).
 //! Invariant: relays have no more events under way, all together, than is told of the topic's
 //! nature. The server forgets what it confirmed last when it is killed, so it never is: it ends in
-//! order whenever it is to end.
+//! order whenever it is to end, and with transactions not at all.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -127,7 +127,13 @@ impl Topic {
         producer.flush(PATIENCE).context("put a record at the end")
     }
 
+    /// Where relays send in transactions it runs on, and its clients were sent away: events of
+    /// transactions that were under way at its end were missing afterwards, an open question of
+    /// docs/design/kafka-transactions.md.
     fn end(&mut self) -> Result<()> {
+        if self.in_transactions {
+            return Ok(());
+        }
         self.reader = None;
         Ok(self.server.stop()?)
     }
