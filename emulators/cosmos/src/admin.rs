@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use azure_core::http::Method;
 use azure_data_cosmos_driver::error::CosmosError;
-use azure_data_cosmos_driver::in_memory_emulator::ContainerConfig;
+use azure_data_cosmos_driver::in_memory_emulator::{ContainerConfig, ManualControlPlaneResult};
 use azure_data_cosmos_driver::models::PartitionKeyDefinition;
 use bytes::Bytes;
 use http_body_util::Full;
@@ -19,6 +19,7 @@ use serde_json::{Value, json};
 
 use crate::counts::Counts;
 use crate::faults::Fault;
+use crate::places;
 use crate::service::{Service, error, json as answered, locked};
 
 /// A container to make, and its database if that is missing.
@@ -205,18 +206,38 @@ async fn create(service: &Service, new: NewContainer) -> Result<(), Refused> {
 async fn split(service: &Service, asked: Ranges) -> Result<Value, Refused> {
     let Ranges { database, container, ranges, lock_ms } = asked;
     let [range] = ranges[..] else { return Err(Refused("name one range".to_owned())) };
+    let _alone = service.changing.lock().await;
     let store = service.emulator.store();
     let at = store.midpoint_split_epk(&database, &container, range)?;
     let lock = Duration::from_millis(lock_ms);
     let children = store.split_partition_and_wait(&database, &container, range, at, lock).await?;
+    let mut history = service.history.write().await;
+    let fates = history.entry((database, container)).or_default();
+    fates.split(range, children.to_vec());
     Ok(json!({ "ranges": children }))
 }
 
+/// While the ranges are locked, requests to them get 410 and 1007; while their documents get other
+/// numbers, requests wait.
 async fn merge(service: &Service, asked: Ranges) -> Result<Value, Refused> {
     let Ranges { database, container, ranges, lock_ms } = asked;
     let [one, other] = ranges[..] else { return Err(Refused("name two ranges".to_owned())) };
+    let _alone = service.changing.lock().await;
+    let requests = service.history.write().await;
+    let mut parts = Vec::new();
+    for range in [one, other] {
+        parts.push(places::before(service, &database, &container, range).await.map_err(Refused)?);
+    }
     let store = service.emulator.store();
-    let lock = Duration::from_millis(lock_ms);
-    let child = store.merge_partitions_and_wait(&database, &container, one, other, lock).await?;
+    let merging = store.begin_manual_merge_partitions(&database, &container, one, other)?;
+    drop(requests);
+    tokio::time::sleep(Duration::from_millis(lock_ms)).await;
+    let mut history = service.history.write().await;
+    let ManualControlPlaneResult::Merge(child) = merging.complete().await? else {
+        return Err(Refused("the ranges were not merged".to_owned()));
+    };
+    let fates = history.entry((database.clone(), container.clone())).or_default();
+    let noted = places::after(service, &database, &container, child, parts, fates).await;
+    noted.map_err(Refused)?;
     Ok(json!({ "ranges": [child] }))
 }

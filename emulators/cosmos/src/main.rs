@@ -8,6 +8,7 @@
 mod admin;
 mod counts;
 mod faults;
+mod places;
 mod request;
 mod service;
 mod signature;

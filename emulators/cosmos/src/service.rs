@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use azure_core::credentials::Secret;
+use azure_core::http::headers::HeaderName;
 use azure_core::http::{Method, RawResponse, Request};
 use azure_data_cosmos_driver::error::CosmosError;
 use azure_data_cosmos_driver::in_memory_emulator::InMemoryEmulatorHttpClient;
@@ -22,13 +23,14 @@ use hyper::{Response, StatusCode};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use hyper_util::server::conn::auto;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Notify;
+use tokio::sync::{Notify, RwLock};
 use tokio::task::JoinSet;
 use url::Url;
 
 use crate::admin;
 use crate::counts::Counts;
 use crate::faults::{Answer, Faults};
+use crate::places::{self, History, TooWide};
 use crate::request::Operation;
 use crate::signature;
 
@@ -38,6 +40,10 @@ const REQUEST_BYTES_MAX: usize = 8 * 1024 * 1024;
 const LOOK: Duration = Duration::from_millis(10);
 /// What an answer without a charge of its own counts as.
 const CHARGE: &str = "x-ms-request-charge";
+const ETAG: HeaderName = HeaderName::from_static("etag");
+/// No client of Microsoft's asks so; the service's answer is not known.
+const OF_A_PART: &str = "the etag is of a range that was merged since; name its hashes by \
+                         x-ms-start-epk and x-ms-end-epk to read on in them";
 
 /// The account, and what is to go wrong with it.
 pub(crate) struct Service {
@@ -45,6 +51,11 @@ pub(crate) struct Service {
     key: Secret,
     pub faults: Mutex<Faults>,
     pub counts: Mutex<Counts>,
+    /// What became of ranges. Requests share it; a merge has it alone while it gives documents
+    /// other numbers.
+    pub history: RwLock<History>,
+    /// One split or merge at a time.
+    pub changing: tokio::sync::Mutex<()>,
 }
 
 /// Where a request comes in.
@@ -67,7 +78,14 @@ pub(crate) enum Outcome {
 impl Service {
     pub(crate) fn new(emulator: InMemoryEmulatorHttpClient, key: &str) -> Self {
         let key = Secret::new(key.to_owned());
-        Self { emulator, key, faults: Mutex::default(), counts: Mutex::default() }
+        Self {
+            emulator,
+            key,
+            faults: Mutex::default(),
+            counts: Mutex::default(),
+            history: RwLock::default(),
+            changing: tokio::sync::Mutex::default(),
+        }
     }
 
     /// Whether a door leads to a region that can't be reached.
@@ -137,9 +155,12 @@ impl Service {
         }
         let port = base.port().unwrap_or_default();
         let drawn = locked(&self.faults).draw(operation, request.url().path(), content, port);
-        let Some(fault) = drawn else { return self.carry_out(request).await };
-        let outcome =
-            if fault.carried_out { self.carry_out(request).await } else { Outcome::Closed };
+        let Some(fault) = drawn else { return self.carry_out(request, operation).await };
+        let outcome = if fault.carried_out {
+            self.carry_out(request, operation).await
+        } else {
+            Outcome::Closed
+        };
         tokio::time::sleep(Duration::from_millis(fault.delay_ms)).await;
         match fault.answer {
             Some(answer) => Outcome::Answer(answer.response()),
@@ -169,8 +190,61 @@ impl Service {
         Ok((status, content.unwrap_or_default()))
     }
 
+    /// A page of changes, asked for directly: the etag after it and its documents, if it has any.
+    pub(crate) async fn changes(
+        &self,
+        path: &str,
+        headers: &[(&'static str, String)],
+    ) -> Result<Option<(String, Vec<serde_json::Value>)>, String> {
+        let mut url = self.write_region();
+        url.set_path(path);
+        let mut request = Request::new(url, Method::Get);
+        request.headers_mut().insert("a-im", "Incremental feed");
+        for (name, value) in headers {
+            request.headers_mut().insert(*name, value.clone());
+        }
+        let answer = self.emulator.execute_request(&request).await;
+        let answer = answer.map_err(|error| error.to_string())?;
+        let status = u16::from(answer.status());
+        let answer = answer.try_into_raw_response().await.map_err(|error| error.to_string())?;
+        let etag = answer.headers().get_optional_str(&ETAG).unwrap_or_default().to_owned();
+        match status {
+            304 => Ok(None),
+            200 => {
+                let content = serde_json::from_slice(answer.body().as_ref());
+                let mut content: serde_json::Value = content.map_err(|error| error.to_string())?;
+                match content["Documents"].take() {
+                    serde_json::Value::Array(documents) => Ok(Some((etag, documents))),
+                    _ => Err("a page has no documents".to_owned()),
+                }
+            }
+            _ => Err(format!("changes were refused by {status}")),
+        }
+    }
+
     /// What the emulator says. A region that is offline can't be reached at all.
-    async fn carry_out(&self, request: &Request) -> Outcome {
+    async fn carry_out(&self, request: &Request, operation: Operation) -> Outcome {
+        let history = self.history.read().await;
+        if operation != Operation::ChangeFeed {
+            return self.hand_on(request).await;
+        }
+        let translated = match places::translated(self, &history, request).await {
+            Ok(translated) => translated,
+            Err(TooWide) => return Outcome::Answer(error(400, None, OF_A_PART)),
+        };
+        let mut outcome = self.hand_on(translated.as_ref().unwrap_or(request)).await;
+        if let Outcome::Answer(answer) = &mut outcome {
+            let text = |name: &str| answer.headers().get(name)?.to_str().ok();
+            let range = text(places::RANGE).and_then(|id| id.parse().ok());
+            let etag = text(ETAG.as_str()).and_then(|etag| places::tagged(etag, range));
+            if let Some(etag) = etag.and_then(|etag| ascii(&etag).parse().ok()) {
+                answer.headers_mut().insert(hyper::header::ETAG, etag);
+            }
+        }
+        outcome
+    }
+
+    async fn hand_on(&self, request: &Request) -> Outcome {
         let Ok(answer) = self.emulator.execute_request(request).await else {
             return Outcome::Closed;
         };
