@@ -29,6 +29,7 @@ use crate::batch_order::{LSN, in_order};
 use crate::control::MAX_BATCH_OPERATIONS;
 use crate::error::failed;
 use crate::event_document::{entry, is_event, text, written_seconds};
+use crate::expired::Seen;
 use crate::position::{At, Passed, Place};
 use crate::ranges;
 
@@ -179,11 +180,16 @@ impl CosmosStore {
     }
 
     /// Tells of events that were deleted before anybody read them here.
-    async fn look_for_expired(&self, partition: &PartitionId, page: &[Value]) -> Result<()> {
+    async fn look_for_expired(
+        &self,
+        partition: &PartitionId,
+        seen: &mut Seen,
+        page: &[Value],
+    ) -> Result<()> {
         let ttl = Duration::from_secs(self.inner.event_ttl_seconds.unsigned_abs());
         let ago = self.now().await?.as_millis() / 1_000;
         let before = ago.saturating_sub(ttl.as_secs());
-        let gaps = self.inner.expired.look(page, before);
+        let gaps = self.inner.expired.told(seen.look(page, before));
         if !gaps.is_empty() {
             let events: u64 = gaps.iter().map(|gap| gap.count).sum();
             metrics::counter!("postrider_cosmos_events_expired_total").increment(events);
@@ -355,10 +361,12 @@ impl Feed for CosmosStore {
         };
         let mut whole = [&page.documents[..], &rest[..]].concat();
         in_order(&mut whole);
-        self.look_for_expired(partition, &whole).await?;
+        let mut seen = self.inner.expired.at(partition, after);
+        self.look_for_expired(partition, &mut seen, &whole).await?;
         let mut handing = Handing { store: self, limit, entries: Vec::new(), bytes: 0 };
-        let at = handing.take(page, rest, &from)?;
-        Ok(FeedPage { entries: handing.entries, position: at.write()?, ended: None })
+        let position = handing.take(page, rest, &from)?.write()?;
+        self.inner.expired.keep(partition, &position, seen);
+        Ok(FeedPage { entries: handing.entries, position, ended: None })
     }
 
     async fn head(&self, partition: &PartitionId) -> Result<Position> {

@@ -8,18 +8,22 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use azure_data_cosmos::feed::FeedScope;
+use futures_util::TryStreamExt;
 use postrider_conformance::clock::TokioClock;
 use postrider_conformance::source::SourceHarness;
 use postrider_conformance::store::{Prunes, StoreFeatures, StoreHarness, Supports, Times, Writers};
 use postrider_core::{
     Acquired, BatchLimit, Checkpoint, Checkpoints, ConsumerName, ConsumerProgress, DeadLetter,
     DeadLetterFilter, DeadLetterId, DeadLetterState, DeadLetters, DocumentBatch, DocumentError,
-    DocumentPage, DocumentRead, DocumentStore, ETag, Error, EventId, Feed, FeedPage, FeedSource,
-    GroupName, Heartbeat, HeldLease, Key, LeaseInfo, Leases, NewDeadLetter, NewEvent, PageRequest,
-    PartitionId, PollInterval, Position, Pruned, RelayId, Renewal, Result, Retention,
-    RetentionPolicy, SavedDocument, Source, Successor, Tally, Timestamp,
+    DocumentOperation, DocumentPage, DocumentRead, DocumentStore, ETag, Error, EventId, Feed,
+    FeedPage, FeedSource, GroupName, Heartbeat, HeldLease, Key, LeaseInfo, Leases, NewDeadLetter,
+    NewEvent, PageRequest, PartitionId, PollInterval, Position, Pruned, RelayId, Renewal, Result,
+    Retention, RetentionPolicy, SavedDocument, Source, Successor, Tally, Timestamp,
 };
-use postrider_store_cosmos::CosmosStore;
+use postrider_store_cosmos::{CosmosStore, azure_data_cosmos};
+use serde_json::Value;
+use uuid::Uuid;
 
 use crate::support::World;
 
@@ -79,7 +83,14 @@ impl Feed for Numbered {
         after: &Position,
         limit: BatchLimit,
     ) -> Result<FeedPage> {
-        Feed::read(&self.0, &Self::range(partition), after, limit).await
+        let (range, mut after) = (Self::range(partition), after.clone());
+        loop {
+            let page = Feed::read(&self.0, &range, &after, limit).await?;
+            if !page.entries.is_empty() || page.ended.is_some() || page.position == after {
+                return Ok(page);
+            }
+            after = page.position;
+        }
     }
 
     async fn head(&self, partition: &PartitionId) -> Result<Position> {
@@ -284,20 +295,54 @@ impl Retention for Numbered {
     }
 }
 
-/// No behaviour listed here has documents.
+/// A batch is of one logical partition: the suite's events, which have any key, get that one. And
+/// it is JSON: what of the suite is none is a text.
 #[async_trait]
 impl DocumentStore for Numbered {
-    async fn read(&self, _: &str, _: &str, _: Option<&ETag>) -> Result<DocumentRead, Error> {
-        Err(Error::unsupported("not listed"))
+    async fn read(
+        &self,
+        partition_key: &str,
+        id: &str,
+        if_none_match: Option<&ETag>,
+    ) -> Result<DocumentRead, Error> {
+        DocumentStore::read(&self.0, partition_key, id, if_none_match).await
     }
 
-    async fn read_page(&self, _: &PageRequest) -> Result<DocumentPage, Error> {
-        Err(Error::unsupported("not listed"))
+    async fn read_page(&self, request: &PageRequest) -> Result<DocumentPage, Error> {
+        self.0.read_page(request).await
     }
 
-    async fn commit(&self, _: DocumentBatch) -> Result<Vec<SavedDocument>, DocumentError> {
-        Err(Error::unsupported("not listed").into())
+    async fn commit(&self, mut batch: DocumentBatch) -> Result<Vec<SavedDocument>, DocumentError> {
+        for operation in &mut batch.operations {
+            let document = match operation {
+                DocumentOperation::Create(document) => document,
+                DocumentOperation::Replace { document, .. } => document,
+                DocumentOperation::Delete { .. } => continue,
+            };
+            if serde_json::from_slice::<Value>(&document.data).is_err() {
+                let text = String::from_utf8_lossy(&document.data);
+                document.data = Value::from(text).to_string().into();
+            }
+        }
+        for event in &mut batch.events {
+            *event = keyed(event, &batch.partition_key);
+        }
+        self.0.commit(batch).await
     }
+}
+
+/// The event under another key.
+fn keyed(event: &NewEvent, key: &str) -> NewEvent {
+    let id = event.id();
+    let fields = event.clone().identified(|| EventId::from_uuid(Uuid::new_v4()));
+    let key = Key::new(key).expect("a valid key");
+    let mut keyed = NewEvent::builder(key, fields.topic().clone(), fields.event_type().clone())
+        .payload(fields.content_type().clone(), fields.payload().clone())
+        .headers(fields.headers().clone());
+    if let Some(id) = id {
+        keyed = keyed.id(id);
+    }
+    keyed.build().expect("it was within the limits before")
 }
 
 /// One range, events of any key in a transaction: it is as many batches as it has runs of a key.
@@ -360,8 +405,18 @@ impl StoreHarness for CosmosHarness {
         drop(open);
     }
 
+    /// The emulator lets nothing expire: what has is deleted, as the service would.
     async fn pass_time(&self, duration: Duration) {
         tokio::time::sleep(duration).await;
+        let container = self.0.store.container();
+        let mortal = "SELECT c.id, c.partitionKey FROM c WHERE c.ttl = 1";
+        let found = container.query_items::<Value>(mortal, FeedScope::full_container(), None).await;
+        let found: Vec<Value> = found.expect("a query").try_collect().await.expect("documents");
+        for document in found {
+            let text = |name: &str| document[name].as_str().expect("a text").to_owned();
+            let deleted = container.delete_item(text("partitionKey"), &text("id"), None).await;
+            deleted.expect("it was there");
+        }
     }
 
     async fn raise_partitions(&self, _: u32) -> Result<()> {
@@ -456,4 +511,17 @@ postrider_conformance::listed_tests! { suite, store, CosmosHarness;
         a_page_of_released_letters_keeps_to_its_limits
         letters_are_listed_by_filter_and_page
         consumers_have_letters_of_their_own;
+    documents:
+        a_document_is_created_once
+        a_write_needs_the_current_version
+        a_write_needs_the_document
+        a_batch_is_saved_whole_or_not_at_all
+        events_of_a_batch_are_appended_in_order
+        an_event_id_of_a_batch_is_saved_once
+        an_empty_batch_does_nothing
+        pages_show_each_document_once_in_a_stable_order
+        a_soft_deleted_document_is_left_out_of_pages
+        a_foreign_continuation_is_refused
+        a_batch_above_the_limits_is_refused
+        an_expired_document_is_gone;
 }

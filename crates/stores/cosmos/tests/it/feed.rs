@@ -189,6 +189,63 @@ async fn a_split_range_goes_on_in_its_successors() {
     assert_eq!(found, (0..KEYS * 6).filter(of_first).collect::<Vec<u64>>());
 }
 
+/// Ranges that are merged go on for each of their readers where it stands, as parts of the larger
+/// one: also within a page, and when that is split and merged with another one. Nothing is missing,
+/// nothing comes twice, keys keep their order.
+#[tokio::test]
+async fn merged_ranges_go_on_where_each_of_them_stood() {
+    const KEYS: u64 = 64;
+    let world = World::new(4).await;
+    let written = std::cell::Cell::new(0);
+    let write = async |rounds: u64| {
+        let from = written.replace(written.get() + KEYS * rounds);
+        let numbers = from..written.get();
+        let events: Vec<_> = numbers.map(|n| event(&format!("key-{}", n % KEYS), n)).collect();
+        world.append(&events).await;
+    };
+    write(3).await;
+    let mut partitions = world.store.partitions(&consumer("one")).await.expect("listed");
+    // The last one stays as it is.
+    partitions.truncate(3);
+    let (mut seen, mut expected) = (Vec::new(), 0);
+    for (partition, had) in partitions.iter().zip([3, 10_000, 0]) {
+        let (all, _, _) = read_from(&world.store, partition, &Position::START, WHOLE).await;
+        expected += all.len() * 3;
+        // In the middle of a page, at its end, and before everything.
+        seen.push(all.into_iter().take(had).collect::<Vec<Record>>());
+    }
+    let after = |seen: &[Record]| seen.last().map_or(Position::START, |last| last.position.clone());
+    world.account.merge(DATABASE, CONTAINER, [0, 1]).expect("merged");
+    write(3).await;
+    // The process that was there, and one that comes later.
+    let late = world.another().await;
+    for (partition, seen) in partitions.iter().zip(&mut seen) {
+        let limit = BatchLimit { records: 5, ..WHOLE };
+        let (records, _, ended) = read_from(&world.store, partition, &after(seen), limit).await;
+        assert!(ended.is_none() && !records.is_empty());
+        let (again, _, _) = read_from(&late, partition, &after(seen), limit).await;
+        assert_eq!(numbers(&again), numbers(&records), "{partition}");
+        seen.extend(records);
+    }
+    // What was the second range, and the third.
+    world.account.split(DATABASE, CONTAINER, 4).expect("split");
+    world.account.merge(DATABASE, CONTAINER, [6, 2]).expect("merged");
+    write(3).await;
+    for (partition, seen) in partitions.iter().zip(&mut seen) {
+        let (records, _, ended) = read_from(&world.store, partition, &after(seen), WHOLE).await;
+        assert!(ended.is_none() && !records.is_empty());
+        seen.extend(records);
+    }
+    let mut by_key: HashMap<&Key, Vec<u64>> = HashMap::new();
+    for record in seen.iter().flatten() {
+        by_key.entry(record.event.key()).or_default().push(number(&record.event));
+    }
+    assert!(by_key.values().all(|order| order.is_sorted()), "{by_key:?}");
+    let found: HashSet<u64> = by_key.into_values().flatten().collect();
+    let total: usize = seen.iter().map(Vec::len).sum();
+    assert_eq!((found.len(), total), (expected, expected));
+}
+
 /// Reads until the process has heard of the split.
 async fn read_to_the_end(
     world: &World,
@@ -396,4 +453,23 @@ async fn an_event_that_expired_unsent_is_told() {
     assert_eq!(numbers(&records), [1, 3]);
     let told = world.store.advice().await.expect("advice");
     assert!(told.iter().any(|text| text.contains("1 events were deleted")), "{told:?}");
+}
+
+/// A range that was with another relay for a while comes back without a false alarm: what the other
+/// one has read is not missing here.
+#[tokio::test]
+async fn a_range_that_comes_back_has_no_gap() {
+    let world = World::new(1).await;
+    let other = world.another().await;
+    world.append(&[event("k", 1), event("k", 2)]).await;
+    let (records, here, _) = read_from(&world.store, &whole(), &Position::START, WHOLE).await;
+    assert_eq!(numbers(&records), [1, 2]);
+    world.append(&[event("k", 3), event("k", 4)]).await;
+    let (records, there, _) = read_from(&other, &whole(), &here, WHOLE).await;
+    assert_eq!(numbers(&records), [3, 4]);
+    world.append(&[event("k", 5)]).await;
+    let (records, _, _) = read_from(&world.store, &whole(), &there, WHOLE).await;
+    assert_eq!(numbers(&records), [5]);
+    let told = world.store.advice().await.expect("advice");
+    assert!(!told.iter().any(|text| text.contains("were deleted")), "{told:?}");
 }
