@@ -5,7 +5,8 @@
 //! the way to it that tells relays the proxy's port (`servers/src/kafka/`).
 //! Invariant: relays have no more events under way, all together, than is told of the topic's
 //! nature. The server forgets what it confirmed last when it is killed, so it never is: it ends in
-//! order whenever it is to end, and with transactions not at all.
+//! order whenever it is to end. It aborts what was open then, and forgets whom it had fenced: the
+//! way fences the producers of before when it has started again.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -127,13 +128,7 @@ impl Topic {
         producer.flush(PATIENCE).context("put a record at the end")
     }
 
-    /// Where relays send in transactions it runs on, and its clients were sent away: events of
-    /// transactions that were under way at its end were missing afterwards, an open question of
-    /// docs/design/kafka-transactions.md.
     fn end(&mut self) -> Result<()> {
-        if self.in_transactions {
-            return Ok(());
-        }
         self.reader = None;
         Ok(self.server.stop()?)
     }
@@ -181,8 +176,15 @@ impl Server for Topic {
         self.end()
     }
 
+    /// Relays can't reach it yet: none of their producers finds out what it does not know any more.
     fn start_again(&mut self) -> Result<()> {
-        Ok(self.server.start_again()?)
+        if !self.server.is_running() {
+            self.server.start_again()?;
+            if self.in_transactions {
+                self.way.fence().context("fence the producers of before")?;
+            }
+        }
+        Ok(())
     }
 
     fn take(&mut self, what: Takes) -> Result<()> {

@@ -4,8 +4,10 @@
 //! (`way.rs`, `protocol.rs`). What does not: topics, which tests make. It keeps idempotent and
 //! transactional producers apart, fences, and refuses what is too large as Kafka does; it has no
 //! replicas, no TLS, no logins.
-//! Invariant: it listens on 127.0.0.1 alone, and what it has confirmed survives a stop. A kill, and
-//! so the end of its keeper, loses what it has not written by itself within the last seconds.
+//! Invariant: it listens on 127.0.0.1 alone, and what it has confirmed survives a stop, but for
+//! transactions: those that were open are aborted, and confirmed all the same if they end later
+//! (`Way::fence` keeps them from that). A kill, and so the end of its keeper, loses what it has not
+//! written by itself within the last seconds.
 
 #[cfg(feature = "proxy")]
 pub mod protocol;

@@ -1,14 +1,17 @@
 //! The way to a broker that is reached at another port than its own.
 //!
-//! What lives here: passing on, telling clients the other port, refusing records. What does not:
-//! faults of the network (`proxy.rs`, which stands before this one).
+//! What lives here: passing on, telling clients the other port, refusing records, and fencing what
+//! a restart made the broker forget. What does not: faults of the network (`proxy.rs`, which stands
+//! before this one).
 //! Invariant: what passes is unchanged but for the port that the broker tells. It runs on a thread
 //! of its own; whichever side of a connection ends first ends the other.
 
+use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI16, AtomicU16, Ordering};
+use std::sync::atomic::{AtomicI16, AtomicI64, AtomicU16, Ordering};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use tokio::io::AsyncWriteExt;
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
@@ -16,10 +19,14 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Mutex, watch};
 use tokio::task::JoinSet;
 
-use super::protocol::{self, Produce};
+use super::protocol::{self, INVALID_PRODUCER_EPOCH, Produce, Step};
 use crate::error::{Result, While};
 
 const HOST: &str = "127.0.0.1";
+/// The longest that a broker may take to give a producer its number.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// Of an answer with such a number, without its length.
+const NUMBER_BYTES: usize = 20;
 /// No error's code.
 const NONE: i16 = 0;
 
@@ -47,6 +54,8 @@ struct Shared {
     /// The port that clients are told.
     told: AtomicU16,
     refusal: AtomicI16,
+    /// Producers with transactions and a lower number are fenced.
+    fenced: AtomicI64,
 }
 
 impl Way {
@@ -67,7 +76,7 @@ impl Way {
             TcpListener::from_std(listener).during(|| "listen".to_owned())?
         };
         let (told, refusal) = (AtomicU16::new(port), AtomicI16::new(NONE));
-        let shared = Arc::new(Shared { broker, told, refusal });
+        let shared = Arc::new(Shared { broker, told, refusal, fenced: AtomicI64::new(0) });
         let (stop, stopped) = watch::channel(false);
         let own = Arc::clone(&shared);
         let thread = std::thread::Builder::new()
@@ -91,6 +100,48 @@ impl Way {
     /// `None` ends it.
     pub fn refuse(&self, code: Option<i16>) {
         self.shared.refusal.store(code.unwrap_or(NONE), Ordering::SeqCst);
+    }
+
+    /// Fences every producer with transactions that the broker has given a number, as Kafka does
+    /// when their transactions' time was over while it was away. To be called after a restart,
+    /// before anybody reaches the broker by this way: noida-db keeps no transaction over a restart,
+    /// nor who was fenced, but answers that such transactions were committed.
+    ///
+    /// # Errors
+    /// If the broker does not answer.
+    pub fn fence(&self) -> Result<()> {
+        let next = self.shared.next_producer().during(|| "ask for a producer".to_owned())?;
+        self.shared.fenced.store(next, Ordering::SeqCst);
+        Ok(())
+    }
+}
+
+impl Shared {
+    /// The number of a new producer: all that were made before have lower ones.
+    fn next_producer(&self) -> io::Result<i64> {
+        let mut broker = std::net::TcpStream::connect(self.broker)?;
+        broker.set_read_timeout(Some(PATIENCE))?;
+        let request = protocol::ask_for_producer();
+        broker.write_all(&u32::try_from(request.len()).map_err(io::Error::other)?.to_be_bytes())?;
+        broker.write_all(&request)?;
+        let mut answer = [0; 4 + NUMBER_BYTES];
+        broker.read_exact(&mut answer)?;
+        protocol::new_producer(&answer[4..])
+    }
+
+    /// What is answered in the broker's place, if anything.
+    fn answer(&self, request: &[u8]) -> io::Result<Option<Vec<u8>>> {
+        let fenced = self.fenced.load(Ordering::SeqCst);
+        if fenced > 0
+            && let Some(step) = Step::read(request)?
+            && step.producer() < fenced
+        {
+            return Ok(Some(step.answer(INVALID_PRODUCER_EPOCH)));
+        }
+        Ok(match self.refusal.load(Ordering::SeqCst) {
+            NONE => None,
+            code => Produce::read(request).map(|produce| produce.answer(code)),
+        })
     }
 }
 
@@ -140,11 +191,9 @@ async fn up(
 ) -> std::io::Result<()> {
     loop {
         let request = protocol::read(&mut from).await?;
-        match (shared.refusal.load(Ordering::SeqCst), Produce::read(&request)) {
-            (NONE, _) | (_, None) => protocol::write(&mut to, &request).await?,
-            (code, Some(produce)) => {
-                protocol::write(&mut *back.lock().await, &produce.answer(code)).await?;
-            }
+        match shared.answer(&request)? {
+            None => protocol::write(&mut to, &request).await?,
+            Some(answer) => protocol::write(&mut *back.lock().await, &answer).await?,
         }
     }
 }

@@ -11,6 +11,7 @@ mod guide;
 mod limits;
 mod middle;
 mod partitions;
+mod stand_in;
 mod suite;
 mod transactions;
 

@@ -124,12 +124,7 @@ async fn a_relay_that_comes_back_adds_nothing_to_what_another_sent() {
         assert!(all_duplicates(&outcomes[..10]) && all_confirmed(&outcomes[10..]), "{outcomes:?}");
         middle.hold(false);
     });
-    // It was kept from ending its transaction, looked again, and found what the other had sent. The
-    // notes may not be read in time on a busy machine: then a relay asks again.
-    let (mut late, until) = (late, Instant::now() + PATIENCE);
-    while late.iter().any(|one| matches!(one, Outcome::Failed(_))) && Instant::now() < until {
-        late = publish(&zombie, &events[10..20]).await;
-    }
+    // It was kept from ending its transaction, looked again, and found what the other had sent.
     assert!(all_duplicates(&late), "{late:?}");
     assert_eq!(committed_ids(&brokers).await, ids(&events[..25]));
     // Whoever had the partition last: each event stands once, in order.
