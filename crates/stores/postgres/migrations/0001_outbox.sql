@@ -188,13 +188,15 @@ $body$;
 -- completed id + 1", not the next id to be drawn: leaving the second half out loses events.) Each
 -- costs one look-up afterwards, and those still open cost nothing, however much they have written.
 CREATE FUNCTION {schema}.{outbox_ended}(p {schema}.{outbox_tick}, later pg_snapshot) RETURNS xid8[]
-LANGUAGE sql STABLE AS $body$
-    SELECT array_agg(e.x) FROM (
+LANGUAGE plpgsql STABLE AS $body$
+BEGIN
+    RETURN (SELECT array_agg(e.x) FROM (
         SELECT x FROM pg_snapshot_xip(p.snap) AS x
         UNION ALL
         SELECT x::text::xid8 FROM generate_series(pg_snapshot_xmax(p.snap)::text::bigint,
             p.own::text::bigint - 1) AS x
-    ) AS e (x) WHERE pg_visible_in_snapshot(e.x, later)
+    ) AS e (x) WHERE pg_visible_in_snapshot(e.x, later));
+END
 $body$;
 
 -- Whether there may be something after tick p: the sequence has moved on, the partitions were
@@ -239,9 +241,15 @@ $body$;
 -- Each row passes through one variable of the returned type, as a whole: column by column it cost
 -- half as much again. The casts make the columns' types those of the variable; without them each
 -- row would be converted.
+--
+-- Its queries are planned once in a session: left to itself the server plans them anew in each call,
+-- for all segments, which costs as much as reading a tick. One plan must then fit segments of any
+-- size, also those that were empty when it was made, so it may only go by the indexes.
 CREATE FUNCTION {schema}.{outbox_read}(
     after_stamp bigint, after_seq bigint, max_rows integer, max_bytes bigint
-) RETURNS SETOF {schema}.feed_row LANGUAGE plpgsql VOLATILE SET jit = off AS $body$
+) RETURNS SETOF {schema}.feed_row LANGUAGE plpgsql VOLATILE SET jit = off
+SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off
+AS $body$
 DECLARE
     r     {schema}.feed_row;
     p     {schema}.{outbox_tick}%ROWTYPE;

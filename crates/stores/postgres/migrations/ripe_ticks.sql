@@ -118,7 +118,9 @@ $body$;
 -- As an ordinary outbox's read: a tick's records are the rows between two cuts, by their numbers.
 CREATE OR REPLACE FUNCTION {schema}.{outbox_read}(
     after_stamp bigint, after_seq bigint, max_rows integer, max_bytes bigint
-) RETURNS SETOF {schema}.feed_row LANGUAGE plpgsql VOLATILE SET jit = off AS $body$
+) RETURNS SETOF {schema}.feed_row LANGUAGE plpgsql VOLATILE SET jit = off
+SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off
+AS $body$
 DECLARE
     r     {schema}.feed_row;
     p     {schema}.{outbox_tick}%ROWTYPE;

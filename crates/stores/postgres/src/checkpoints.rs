@@ -103,6 +103,10 @@ const STANDINGS: &str =
 /// did not see. A row is before a tick when the tick's snapshot sees it or an anchor has settled
 /// it; of the tick that a position lies within, the rows up to the position's seq are passed, too.
 /// Rows that no tick has yet belong to the newest generation.
+/// Late rows are looked up by transaction, as pairs (xid, seq), which one index alone has, under a
+/// limit that the planner can't know: it takes any other plan to be dearer, and what the statistics
+/// say of a bulk load's ids (all rows are of one) does not make it read the table. Below a floor
+/// that reaches the tick's end all is settled and nothing is looked up.
 /// A key is hashed once for each number of partitions: left to the planner, once for each standing.
 const PENDING: &str = "WITH standing AS MATERIALIZED (
         SELECT s.*, b.snap AS before_snap, b.seq_hi AS before_hi, b.floor AS before_floor,
@@ -118,16 +122,19 @@ const PENDING: &str = "WITH standing AS MATERIALIZED (
     beyond AS (
         SELECT o.xid, o.seq, o.created_at, o.key FROM {schema}.{outbox} AS o WHERE o.seq > $1
         UNION ALL
-        SELECT * FROM (SELECT o.xid, o.seq, o.created_at, o.key
-            FROM (SELECT DISTINCT x FROM standing CROSS JOIN LATERAL
-                pg_snapshot_xip(before_snap) AS x) AS open
-            JOIN {schema}.{outbox} AS o ON o.xid = open.x AND o.seq <= $1
-            UNION
-            SELECT o.xid, o.seq, o.created_at, o.key
-            FROM (SELECT DISTINCT pg_snapshot_xmax(before_snap) AS low, before_own AS high
-                FROM standing) AS gap
-            JOIN {schema}.{outbox} AS o ON o.xid >= gap.low AND o.xid < gap.high AND o.seq <= $1
-        ) AS late),
+        SELECT late.xid, late.seq, late.created_at, late.key
+        FROM (SELECT e.x, min(s.before_floor) AS floor FROM standing AS s
+            CROSS JOIN LATERAL (
+                SELECT pg_snapshot_xip(s.before_snap) AS x
+                UNION ALL
+                SELECT x::text::xid8 FROM generate_series(
+                    pg_snapshot_xmax(s.before_snap)::text::bigint,
+                    s.before_own::text::bigint - 1) AS x) AS e
+            WHERE s.before_floor < s.before_hi GROUP BY e.x) AS open
+        CROSS JOIN LATERAL (
+            SELECT o.xid, o.seq, o.created_at, o.key FROM {schema}.{outbox} AS o
+            WHERE (o.xid, o.seq) > (open.x, open.floor) AND (o.xid, o.seq) <= (open.x, $1)
+            ORDER BY o.xid, o.seq LIMIT (SELECT 9223372036854775807)) AS late),
     hashed AS MATERIALIZED (SELECT b.xid, b.seq, b.created_at, counts.count,
             {schema}.partition_of(b.key, counts.count) AS index
         FROM beyond AS b CROSS JOIN (SELECT DISTINCT count FROM standing) AS counts)

@@ -145,16 +145,34 @@ async fn what_is_pending_after_raising_ends_with_the_generation(version: Version
 
 /// `status` and the metrics ask often; behind a long history the count must not read it again.
 async fn counting_at_the_head_reads_no_old_rows(version: Version) {
-    let world = World::new(version, 1).await;
+    let world = World::new(version, 8).await;
     let client = world.session().await;
-    let fill = "INSERT INTO postrider.outbox (key, topic, type, payload)
-        SELECT 'k' || i, 't', 'T', '' FROM generate_series(1, 30000) AS i";
+    // By many transactions, so that the statistics show how ids grow with the numbers.
+    let fill = "DO $$ BEGIN FOR n IN 1..300 LOOP
+            INSERT INTO postrider.outbox (key, topic, type, payload)
+            SELECT 'k' || i, 't', 'T', '' FROM generate_series(1, 100) AS i;
+            COMMIT;
+        END LOOP; END $$";
     client.batch_execute(fill).await.expect("filled");
     client.batch_execute("ANALYZE postrider.outbox").await.expect("analysed");
-    let head = Feed::head(&world.store, &p(0, 1)).await.expect("the head");
-    let lease = world.held(&p(0, 1), "one").await;
-    let tally = Tally { published: 30_000, parked: 0 };
-    world.store.advance(&lease, &consumer(SINK), &head, tally).await.expect("moved");
+    // The tick below is cut while transactions are open: one that ended others behind it, so that
+    // the snapshot lists it, and one behind all that had ended.
+    let open = [world.session().await, world.session().await];
+    for transaction in &open {
+        let begin = "BEGIN; SELECT pg_current_xact_id()";
+        transaction.batch_execute(begin).await.expect("begun");
+        world.append(vec![event("b", "1")]).await;
+    }
+    open[1].batch_execute("COMMIT; BEGIN; SELECT pg_current_xact_id()").await.expect("begun");
+    let head = Feed::head(&world.store, &p(0, 8)).await.expect("the head");
+    let lists = "SELECT cardinality(ARRAY(SELECT pg_snapshot_xip(snap))) > 0
+            AND pg_snapshot_xmax(snap) < own
+        FROM postrider.outbox_tick ORDER BY stamp DESC LIMIT 1";
+    assert!(one::<bool>(&client, lists).await, "the tick has transactions of both kinds");
+    for partition in 0..8 {
+        let lease = world.held(&p(partition, 8), "one").await;
+        move_to(&world, &lease, &head).await;
+    }
     world.append(vec![event("a", "1")]).await;
     let read = "SELECT sum(idx_tup_read + coalesce(seq_tup_read, 0))::bigint
         FROM pg_stat_user_indexes JOIN pg_stat_user_tables USING (relid)
@@ -163,7 +181,8 @@ async fn counting_at_the_head_reads_no_old_rows(version: Version) {
     tokio::time::sleep(Duration::from_millis(1_500)).await;
     let before: i64 = one(&client, read).await;
     for _ in 0..20 {
-        assert_eq!(progress_of(&world).await[&p(0, 1)].pending, 1);
+        let found = progress_of(&world).await;
+        assert_eq!(found.values().map(|one| one.pending).sum::<u64>(), 1);
     }
     tokio::time::sleep(Duration::from_millis(1_500)).await;
     let after: i64 = one(&client, read).await;
