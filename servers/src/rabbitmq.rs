@@ -32,6 +32,10 @@ const STARTED: &str = "Server startup complete";
 const SHARED_VARIABLE: &str = "POSTRIDER_TEST_RABBITMQ";
 /// The packages of PyPI with which the guide's consumer reads.
 pub const PYTHON_PACKAGES: &[&str] = &["pika==1.3.2"];
+/// Streams take events with 1 MiB of payload.
+const SHARED_SETTINGS: &str = "stream.frame_max = 2097152";
+/// The plugin that speaks the stream protocol.
+const STREAM_PLUGIN: &str = "rabbitmq_stream";
 
 /// A server of this process, for when the environment names none. It is never dropped: when the
 /// process ends, its keepers end it.
@@ -68,17 +72,33 @@ pub fn client_packages() -> impl Iterator<Item = PathBuf> {
 ///
 /// If there is no server and none can be started.
 pub fn shared() -> Result<String> {
-    if let Ok(url) = std::env::var(SHARED_VARIABLE) {
-        return Ok(url);
+    Ok(shared_urls()?.0)
+}
+
+/// The URL of the same server for the stream protocol.
+///
+/// # Errors
+///
+/// As [`shared`]; if the environment names a server without one.
+pub fn shared_stream() -> Result<String> {
+    let (_, stream) = shared_urls()?;
+    stream.ok_or_else(|| Error::failed(SHARED_VARIABLE, "it names no URL of the stream protocol"))
+}
+
+/// Both, of which the environment has them behind each other.
+fn shared_urls() -> Result<(String, Option<String>)> {
+    if let Ok(named) = std::env::var(SHARED_VARIABLE) {
+        return Ok(match named.split_once(' ') {
+            Some((url, stream)) => (url.to_owned(), Some(stream.to_owned())),
+            None => (named, None),
+        });
     }
     let mut own = OWN.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some(server) = own.as_ref() {
-        return Ok(server.url());
-    }
-    let server = RabbitMq::start("")?;
-    let url = server.url();
-    *own = Some(server);
-    Ok(url)
+    let server = match own.as_mut() {
+        Some(server) => server,
+        None => own.insert(RabbitMq::start(SHARED_SETTINGS)?),
+    };
+    Ok((server.url(), Some(server.stream_url())))
 }
 
 /// A server for a whole test run, and what its test processes need in their environment.
@@ -92,12 +112,13 @@ impl Shared {
     /// If it can't be started.
     pub fn start() -> Result<Self> {
         let named = std::env::var_os(SHARED_VARIABLE).is_some();
-        Ok(Self(if named { None } else { Some(RabbitMq::start("")?) }))
+        Ok(Self(if named { None } else { Some(RabbitMq::start(SHARED_SETTINGS)?) }))
     }
 
     /// The variable that names it, if it was started here.
     pub fn environment(&self) -> Option<(&'static str, String)> {
-        self.0.as_ref().map(|server| (SHARED_VARIABLE, server.url()))
+        let both = |server: &RabbitMq| format!("{} {}", server.url(), server.stream_url());
+        self.0.as_ref().map(|server| (SHARED_VARIABLE, both(server)))
     }
 }
 
@@ -136,6 +157,9 @@ pub struct RabbitMq {
 struct Ports {
     amqp: u16,
     amqps: u16,
+    /// For the stream protocol.
+    stream: u16,
+    streams: u16,
     /// Between nodes, and for `rabbitmqctl`.
     nodes: u16,
     /// The port mapper's.
@@ -161,7 +185,14 @@ impl RabbitMq {
         program()?;
         for _ in 0..PORT_TRIES {
             let free = programs::free_port;
-            let ports = Ports { amqp: free()?, amqps: free()?, nodes: free()?, mapper: free()? };
+            let ports = Ports {
+                amqp: free()?,
+                amqps: free()?,
+                stream: free()?,
+                streams: free()?,
+                nodes: free()?,
+                mapper: free()?,
+            };
             let Some(mapper) = Mapper::start(ports.mapper)? else { continue };
             let folder = Folder::create("rabbitmq", Medium::Disk)?;
             let mut server = Self { ports, tls, process: None, folder, _mapper: mapper };
@@ -177,7 +208,12 @@ impl RabbitMq {
         Err(Error::failed("starting rabbitmq-server", "others took every port that was tried"))
     }
 
-    fn configure(&self, settings: &str) -> Result<()> {
+    /// Starts from now on with these lines of its configuration instead.
+    ///
+    /// # Errors
+    ///
+    /// If they can't be written.
+    pub fn configure(&self, settings: &str) -> Result<()> {
         let folder = self.folder.path();
         let tls = match self.tls {
             Tls::Off => String::new(),
@@ -186,21 +222,23 @@ impl RabbitMq {
                  ssl_options.certfile = {1}/server.crt\nssl_options.keyfile = {1}/server.key\n\
                  ssl_options.verify = verify_peer\nssl_options.fail_if_no_peer_cert = true\n\
                  ssl_cert_login_from = common_name\nauth_mechanisms.1 = PLAIN\n\
-                 auth_mechanisms.2 = EXTERNAL\ndefault_user = localhost\ndefault_pass = p4ss\n",
+                 auth_mechanisms.2 = EXTERNAL\ndefault_user = localhost\ndefault_pass = p4ss\n\
+                 stream.listeners.ssl.1 = 127.0.0.1:{2}\n",
                 self.ports.amqps,
-                folder.display()
+                folder.display(),
+                self.ports.streams
             ),
         };
         let text = format!(
-            "listeners.tcp.1 = 127.0.0.1:{}\nlog.console = true\nlog.file = false\n{tls}\
-             {settings}\n",
-            self.ports.amqp
+            "listeners.tcp.1 = 127.0.0.1:{}\nlog.console = true\nlog.file = false\n\
+             stream.listeners.tcp.1 = 127.0.0.1:{}\n{tls}{settings}\n",
+            self.ports.amqp, self.ports.stream
         );
         let plugins = match self.tls {
-            Tls::Off => "[].",
-            Tls::Mutual => "[rabbitmq_auth_mechanism_ssl].",
+            Tls::Off => format!("[{STREAM_PLUGIN}]."),
+            Tls::Mutual => format!("[rabbitmq_auth_mechanism_ssl,{STREAM_PLUGIN}]."),
         };
-        for (name, text) in [("rabbitmq.conf", text.as_str()), ("plugins", plugins)] {
+        for (name, text) in [("rabbitmq.conf", &text), ("plugins", &plugins)] {
             let file = folder.join(name);
             fs::write(&file, text).during(|| format!("write {name}"))?;
             programs::give_to_owner(&file)?;
@@ -318,6 +356,16 @@ impl RabbitMq {
         self.control(&["set_vm_memory_high_watermark", share])
     }
 
+    /// Lets it be short of disk, whatever it has; then it takes no messages, of streams either.
+    ///
+    /// # Errors
+    ///
+    /// If it does not do as it is told.
+    pub fn is_short_of_disk(&self, short: bool) -> Result<()> {
+        let free = if short { "1000000GB" } else { "1MB" };
+        self.control(&["set_disk_free_limit", free])
+    }
+
     /// Runs `rabbitmqctl`, which takes a second.
     ///
     /// # Errors
@@ -336,6 +384,22 @@ impl RabbitMq {
             Tls::Mutual => "localhost:p4ss",
         };
         format!("amqp://{user}@127.0.0.1:{}", self.ports.amqp)
+    }
+
+    /// What clients connect to for the stream protocol, with the same login.
+    pub fn stream_url(&self) -> String {
+        let login = self.url().replacen("amqp://", "rabbitmq-stream://", 1);
+        login.replace(&format!(":{}", self.ports.amqp), &format!(":{}", self.ports.stream))
+    }
+
+    /// The same by TLS, without a login.
+    pub fn stream_tls_url(&self) -> String {
+        format!("rabbitmq-stream+tls://localhost:{}", self.ports.streams)
+    }
+
+    /// Its address for the stream protocol without TLS, for a proxy before it.
+    pub fn stream_address(&self) -> SocketAddr {
+        (Ipv4Addr::LOCALHOST, self.ports.stream).into()
     }
 
     /// What clients connect to by TLS, without a login.

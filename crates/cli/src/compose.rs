@@ -29,6 +29,8 @@ mod postgres_feed;
 mod postgres_wal;
 #[cfg(feature = "rabbitmq")]
 mod rabbitmq;
+#[cfg(feature = "rabbitmq")]
+mod rabbitmq_stream;
 #[cfg(feature = "redis")]
 mod redis;
 #[cfg(feature = "servicebus")]
@@ -153,6 +155,8 @@ pub(crate) const SINK_KINDS: &[Kind] = &[
     nats::KIND,
     #[cfg(feature = "rabbitmq")]
     rabbitmq::KIND,
+    #[cfg(feature = "rabbitmq")]
+    rabbitmq_stream::KIND,
     #[cfg(feature = "redis")]
     redis::KIND,
     #[cfg(feature = "jsonl")]
@@ -181,6 +185,8 @@ pub(crate) const ABSENT: &[(&str, &str)] = &[
     ("nats", "nats"),
     #[cfg(not(feature = "rabbitmq"))]
     ("rabbitmq", "rabbitmq"),
+    #[cfg(not(feature = "rabbitmq"))]
+    ("rabbitmq-stream", "rabbitmq"),
     #[cfg(not(feature = "redis"))]
     ("redis", "redis"),
     #[cfg(not(feature = "jsonl"))]
@@ -246,8 +252,8 @@ pub(crate) fn check_source(config: &SourceConfig, problems: &mut Vec<Problem>) {
 
 /// Refuses sinks that can't be fed from this source, or not beside each other.
 #[cfg_attr(
-    not(any(feature = "postgres", feature = "kafka")),
-    expect(unused_variables, reason = "the rules of the log and of Kafka alone")
+    not(any(feature = "postgres", feature = "kafka", feature = "rabbitmq")),
+    expect(unused_variables, reason = "the rules of the log, of Kafka and of streams alone")
 )]
 pub(crate) fn check_sinks(
     source: &SourceConfig,
@@ -261,6 +267,8 @@ pub(crate) fn check_sinks(
     }
     #[cfg(feature = "kafka")]
     problems.extend(kafka::check_sinks(sinks));
+    #[cfg(feature = "rabbitmq")]
+    problems.extend(rabbitmq_stream::check_sinks(sinks));
 }
 
 /// Opens the source.
@@ -299,6 +307,8 @@ pub(crate) fn open_sink(config: &SinkConfig) -> Result<Arc<dyn Sink>, Problem> {
         nats::NAME => nats::open(config),
         #[cfg(feature = "rabbitmq")]
         rabbitmq::NAME => rabbitmq::open(config),
+        #[cfg(feature = "rabbitmq")]
+        rabbitmq_stream::NAME => rabbitmq_stream::open(config),
         #[cfg(feature = "redis")]
         redis::NAME => redis::open(config),
         #[cfg(feature = "jsonl")]

@@ -110,7 +110,7 @@ pub(super) const KIND: Kind = Kind {
         ),
         key(
             "in_flight",
-            Shape::Integer { min: 1, max: 1_024 },
+            Shape::Integer { min: 1, max: 640 },
             Need::Default("256"),
             "Events under way at a time, over all keys; each has a channel.",
         ),

@@ -161,6 +161,23 @@ fn two_sinks_with_the_same_transactions_are_refused() {
     );
 }
 
+#[cfg(feature = "rabbitmq")]
+#[test]
+fn two_sinks_that_are_one_producer_of_a_stream_are_refused() {
+    let sink = |name: &str, stream: &str| {
+        format!(
+            "\n[[sink]]\nname = \"{name}\"\nkind = \"rabbitmq-stream\"\n\
+             servers = [\"rabbitmq-stream://127.0.0.1\"]\nstream = \"{stream}\"\n\
+             producer = \"shop\"\n"
+        )
+    };
+    refused(
+        &format!("{GOOD}{}{}{}", sink("a", "s"), sink("b", "t"), sink("c", "s")),
+        &["postrider.toml:28:12: sink[3].producer: \"shop\" is that of sink[1] as well, for the \
+           same stream; give another"],
+    );
+}
+
 #[test]
 fn a_missing_variable_is_named_with_key_and_line() {
     refused(

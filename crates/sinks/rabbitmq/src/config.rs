@@ -4,7 +4,7 @@
 //! and `file:` texts are replaced before they come here.
 //! Invariant: every text that may be secret becomes a `Secret` while it is read.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use postrider_core::{Error, Result, Secret};
 use postrider_encoding::Encoding;
@@ -159,21 +159,68 @@ impl RabbitMqConfig {
     /// # Errors
     /// [`ErrorKind::Permanent`](postrider_core::ErrorKind::Permanent).
     pub fn check(&self) -> Result<()> {
-        for (key, value) in
-            [("timeout_ms", self.timeout_ms), ("connect_timeout_ms", self.connect_timeout_ms)]
-        {
-            if !(1..=MAX_TIMEOUT_MS).contains(&value) {
-                return Err(refused(format!("{key} is {value}; give 1 to {MAX_TIMEOUT_MS}")));
-            }
-        }
+        self.access().check()?;
+        check_times(self.timeout_ms, self.connect_timeout_ms)?;
         for (key, value, most) in [
-            ("servers", self.servers.len(), MAX_SERVERS),
             ("in_flight", self.in_flight, MAX_IN_FLIGHT),
             ("max_message_bytes", self.max_message_bytes, MAX_MESSAGE_BYTES),
         ] {
             if !(1..=most).contains(&value) {
                 return Err(refused(format!("{key}: {value} of it; give 1 to {most}")));
             }
+        }
+        let names = [("binding_key", Some(&self.binding_key)), ("queue", self.queue.as_ref())];
+        for (key, name) in names {
+            if name.is_some_and(|name| name.len() > 255 || name.is_empty() && key == "queue") {
+                return Err(refused(format!("{key}: give 1 to 255 bytes")));
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) fn access(&self) -> Access<'_> {
+        Access {
+            scheme: Scheme::Amqp,
+            servers: &self.servers,
+            user: self.user.as_deref(),
+            password: self.password.as_ref(),
+            external: self.external,
+            ca_file: self.ca_file.as_deref(),
+            client_certificate_file: self.client_certificate_file.as_deref(),
+            client_key_file: self.client_key_file.as_deref(),
+            allow_plain: self.allow_plain,
+        }
+    }
+}
+
+/// Which servers, as whom, and whom to trust: what both ways into RabbitMQ are told.
+pub(crate) struct Access<'a> {
+    pub(crate) scheme: Scheme,
+    pub(crate) servers: &'a [Secret],
+    pub(crate) user: Option<&'a str>,
+    pub(crate) password: Option<&'a Secret>,
+    pub(crate) external: bool,
+    pub(crate) ca_file: Option<&'a Path>,
+    pub(crate) client_certificate_file: Option<&'a Path>,
+    pub(crate) client_key_file: Option<&'a Path>,
+    pub(crate) allow_plain: bool,
+}
+
+/// Which protocol a server's URL names.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Scheme {
+    /// AMQP 0-9-1.
+    Amqp,
+    /// The stream protocol.
+    Stream,
+}
+
+impl Access<'_> {
+    /// Refuses what does not fit together, naming the key.
+    pub(crate) fn check(&self) -> Result<()> {
+        if !(1..=MAX_SERVERS).contains(&self.servers.len()) {
+            let count = self.servers.len();
+            return Err(refused(format!("servers: {count} of it; give 1 to {MAX_SERVERS}")));
         }
         if self.user.is_some() != self.password.is_some() {
             return Err(refused("user and password belong together; give both or none"));
@@ -189,17 +236,21 @@ impl RabbitMqConfig {
         if self.external && self.user.is_some() {
             return Err(refused("external: user is given as well; keep one of them"));
         }
-        let names = [("binding_key", Some(&self.binding_key)), ("queue", self.queue.as_ref())];
-        for (key, name) in names {
-            if name.is_some_and(|name| name.len() > 255 || name.is_empty() && key == "queue") {
-                return Err(refused(format!("{key}: give 1 to 255 bytes")));
-            }
-        }
         Ok(())
     }
 }
 
-fn refused(text: impl Into<std::borrow::Cow<'static, str>>) -> Error {
+/// Refuses times that are none, naming the key.
+pub(crate) fn check_times(timeout_ms: u64, connect_timeout_ms: u64) -> Result<()> {
+    for (key, value) in [("timeout_ms", timeout_ms), ("connect_timeout_ms", connect_timeout_ms)] {
+        if !(1..=MAX_TIMEOUT_MS).contains(&value) {
+            return Err(refused(format!("{key} is {value}; give 1 to {MAX_TIMEOUT_MS}")));
+        }
+    }
+    Ok(())
+}
+
+pub(crate) fn refused(text: impl Into<std::borrow::Cow<'static, str>>) -> Error {
     Error::permanent(text)
 }
 
@@ -222,15 +273,17 @@ fn default_in_flight() -> usize {
 }
 
 /// As long as the sink of NATS waits.
-fn default_timeout_ms() -> u64 {
+pub(crate) fn default_timeout_ms() -> u64 {
     5_000
 }
 
-fn optional_secret<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Secret>, D::Error> {
+pub(crate) fn optional_secret<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Option<Secret>, D::Error> {
     Ok(Option::<String>::deserialize(deserializer)?.map(Secret::new))
 }
 
-fn secrets<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Secret>, D::Error> {
+pub(crate) fn secrets<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Secret>, D::Error> {
     let texts = Vec::<String>::deserialize(deserializer)?;
     Ok(texts.into_iter().map(Secret::new).collect())
 }

@@ -12,9 +12,9 @@ use postrider_encoding::Message;
 
 /// Prefix of CloudEvents attributes, as in the binding of AMQP 1.0 (CloudEvents 1.0.2, 3.1.3.1):
 /// readers over AMQP 1.0 get headers as application properties.
-const CLOUD_EVENTS_PREFIX: &str = "cloudEvents:";
-const TOPIC: &str = "postrider-topic";
-const KEY: &str = "postrider-key";
+pub(crate) const CLOUD_EVENTS_PREFIX: &str = "cloudEvents:";
+pub(crate) const TOPIC: &str = "postrider-topic";
+pub(crate) const KEY: &str = "postrider-key";
 /// The broker would take these for further routing keys, and refuse texts.
 const ROUTING_HEADERS: [&str; 2] = ["CC", "BCC"];
 /// Survives a restart of the broker, on queues that are durable.

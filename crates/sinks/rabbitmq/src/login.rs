@@ -17,7 +17,7 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::{ClientConfig, RootCertStore};
 use tokio_rustls::TlsConnector;
 
-use crate::config::RabbitMqConfig;
+use crate::config::{Access, RabbitMqConfig, Scheme};
 
 /// Where the sink connects to and as whom, checked.
 pub(crate) struct Login {
@@ -67,6 +67,11 @@ impl Login {
     /// Checks addresses and reads certificates; connects to nothing.
     pub(crate) fn new(config: &RabbitMqConfig) -> Result<Self> {
         config.check()?;
+        Self::to(&config.access())
+    }
+
+    /// [`Self::new`] for settings that were checked.
+    pub(crate) fn to(config: &Access<'_>) -> Result<Self> {
         let numbered = config.servers.iter().zip(1..);
         let addresses: Vec<Address> = numbered
             .map(|(server, number)| address(server.expose(), number, config))
@@ -86,35 +91,43 @@ impl Login {
 }
 
 /// One server of the list.
-fn address(text: &str, number: usize, config: &RabbitMqConfig) -> Result<Address> {
+fn address(text: &str, number: usize, config: &Access<'_>) -> Result<Address> {
     let refused =
         |why: &str| Error::permanent(format!("servers: number {number} of the list {why}"));
-    let none = "is no address; give amqps://host:5671/vhost, or amqp://host:5672/vhost";
+    let Words { none, encrypt } = words(config.scheme);
     if text.contains('?') {
         return Err(refused("has parameters behind a ?; give the sink's own keys instead"));
     }
-    let url: AMQPUri = text.parse().map_err(|_| refused(none))?;
-    let host = url.authority.host.trim_matches(['[', ']']).to_owned();
+    let url = match config.scheme {
+        Scheme::Amqp => text.parse().ok(),
+        Scheme::Stream => stream_url(text),
+    };
+    let url: AMQPUri = url.ok_or_else(|| refused(none))?;
+    let host = match in_brackets(text) {
+        // The library that reads the URL takes these for localhost.
+        Some(host) => host.to_owned(),
+        None => url.authority.host,
+    };
     let encrypted = match url.scheme {
         AMQPScheme::AMQPS => true,
         AMQPScheme::AMQP => false,
     };
     if !encrypted && !config.allow_plain && !is_loopback(&host) {
-        return Err(refused(
-            "is not on this machine, so its connection has to be encrypted: write amqps://, or \
+        return Err(refused(&format!(
+            "is not on this machine, so its connection has to be encrypted: write {encrypt}, or \
              say allow_plain = true",
-        ));
+        )));
     }
     if config.external && !encrypted {
-        return Err(refused("is amqp://, but external needs TLS: write amqps://"));
+        return Err(refused(&format!("has no TLS, but external needs it: write {encrypt}")));
     }
     if url.vhost.len() > 255 {
         return Err(refused("has a virtual host of more than 255 bytes"));
     }
-    let way = match (config.external, &config.user, &config.password) {
+    let way = match (config.external, config.user, config.password) {
         (true, ..) => Way::External,
         (false, Some(user), Some(password)) => {
-            Way::Password { user: user.clone(), password: password.expose().to_owned() }
+            Way::Password { user: user.to_owned(), password: password.expose().to_owned() }
         }
         (false, ..) => {
             let user = url.authority.userinfo;
@@ -126,17 +139,64 @@ fn address(text: &str, number: usize, config: &RabbitMqConfig) -> Result<Address
     Ok(Address { host, port: url.authority.port, tls, vhost: url.vhost, way })
 }
 
+/// The host of a URL if it is an address of IP version 6.
+fn in_brackets(text: &str) -> Option<&str> {
+    let (_, rest) = text.split_once("://")?;
+    let authority = rest.split('/').next()?;
+    let host = authority.rsplit('@').next()?;
+    Some(host.strip_prefix('[')?.split_once(']')?.0)
+}
+
+/// What a refusal says of a scheme.
+struct Words {
+    none: &'static str,
+    encrypt: &'static str,
+}
+
+fn words(scheme: Scheme) -> Words {
+    match scheme {
+        Scheme::Amqp => Words {
+            none: "is no address; give amqps://host:5671/vhost, or amqp://host:5672/vhost",
+            encrypt: "amqps://",
+        },
+        Scheme::Stream => Words {
+            none: "is no address of the stream protocol; give \
+                   rabbitmq-stream+tls://host:5551/vhost, or rabbitmq-stream://host:5552/vhost",
+            encrypt: "rabbitmq-stream+tls://",
+        },
+    }
+}
+
+/// The URL of a stream listener. It is read as one of AMQP, but for its port where it names none.
+fn stream_url(text: &str) -> Option<AMQPUri> {
+    let (scheme, rest, port) = match text.strip_prefix("rabbitmq-stream+tls://") {
+        Some(rest) => ("amqps", rest, 5_551),
+        None => ("amqp", text.strip_prefix("rabbitmq-stream://")?, 5_552),
+    };
+    let mut url: AMQPUri = format!("{scheme}://{rest}").parse().ok()?;
+    let authority = rest.split('/').next().unwrap_or_default();
+    let host = authority.rsplit('@').next().unwrap_or_default();
+    let behind = host.rsplit(']').next().unwrap_or_default();
+    if host.is_empty() || host.starts_with(':') {
+        return None;
+    }
+    if !behind.contains(':') {
+        url.authority.port = port;
+    }
+    Some(url)
+}
+
 fn is_loopback(host: &str) -> bool {
     host.eq_ignore_ascii_case("localhost")
         || host.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback())
 }
 
 /// What connects by TLS, trusting this system's authorities and those of a file.
-fn connector(config: &RabbitMqConfig) -> Result<TlsConnector> {
+fn connector(config: &Access<'_>) -> Result<TlsConnector> {
     let mut roots = RootCertStore::empty();
     let system = rustls_native_certs::load_native_certs();
     roots.add_parsable_certificates(system.certs);
-    if let Some(file) = &config.ca_file {
+    if let Some(file) = config.ca_file {
         for certificate in certificates(file, "ca_file")? {
             roots.add(certificate).map_err(|cause| unreadable("ca_file", cause))?;
         }
@@ -152,7 +212,7 @@ fn connector(config: &RabbitMqConfig) -> Result<TlsConnector> {
         .with_safe_default_protocol_versions()
         .map_err(|error| Error::permanent("TLS: no protocol version").with_source(error))?
         .with_root_certificates(roots);
-    let config = match (&config.client_certificate_file, &config.client_key_file) {
+    let config = match (config.client_certificate_file, config.client_key_file) {
         (Some(certificate), Some(key)) => {
             let chain = certificates(certificate, "client_certificate_file")?;
             let key = PrivateKeyDer::from_pem_file(key)
@@ -200,9 +260,29 @@ mod tests {
         }
         let text = error("amqp://u:hunter2@a.example").expect("refused");
         assert!(text.contains("allow_plain") && !text.contains("hunter2"), "{text}");
+        let text = error("amqp://u:hunter2@[2001:db8::1]:5672/v").expect("refused");
+        assert!(text.contains("allow_plain"), "{text}");
         for other in ["http://127.0.0.1", "127.0.0.1", "amqp://127.0.0.1?heartbeat=1"] {
             assert!(error(other).expect("refused").contains("number 1"), "{other}");
         }
+    }
+
+    #[test]
+    fn urls_of_streams_have_their_own_schemes_and_ports() {
+        let read = |text: &str| {
+            let url = stream_url(text)?;
+            let host = in_brackets(text).map_or(url.authority.host, str::to_owned);
+            Some((url.scheme, host, url.authority.port, url.vhost))
+        };
+        for (text, scheme, host, port, vhost) in [
+            ("rabbitmq-stream://a", AMQPScheme::AMQP, "a", 5_552, "/"),
+            ("rabbitmq-stream://u:p@a:5672/v", AMQPScheme::AMQP, "a", 5_672, "v"),
+            ("rabbitmq-stream+tls://u:p@a", AMQPScheme::AMQPS, "a", 5_551, "/"),
+            ("rabbitmq-stream://[::1]/v", AMQPScheme::AMQP, "::1", 5_552, "v"),
+        ] {
+            assert_eq!(read(text), Some((scheme, host.into(), port, vhost.into())), "{text}");
+        }
+        assert!(read("amqp://a").is_none() && read("rabbitmq-stream://").is_none());
     }
 
     #[test]

@@ -14,7 +14,7 @@ use crate::{Broker, confirm, sink};
 
 const GUIDE: &str = include_str!("../../../../../docs/sinks/rabbitmq.md");
 
-struct Running(Child);
+pub(crate) struct Running(pub(crate) Child);
 
 impl Drop for Running {
     fn drop(&mut self) {
@@ -24,8 +24,10 @@ impl Drop for Running {
     }
 }
 
-fn python_program() -> &'static str {
-    let (_, rest) = GUIDE.split_once("```python\n").expect("the guide has a Python program");
+/// The first program behind a heading.
+pub(crate) fn python_program(heading: &str) -> &'static str {
+    let (_, rest) = GUIDE.split_once(&format!("\n{heading}\n")).expect("the guide has the heading");
+    let (_, rest) = rest.split_once("```python\n").expect("the guide has a Python program");
     rest.split_once("```").expect("its end").0
 }
 
@@ -34,7 +36,7 @@ async fn the_python_consumer_reads_what_was_sent_in_order() {
     let broker = Broker::bound().await;
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("consume.py");
-    std::fs::write(&path, python_program()).expect("written");
+    std::fs::write(&path, python_program("## A consumer")).expect("written");
     let mut child = Command::new(virtual_environment().join("bin").join("python3"))
         .arg(&path)
         .args([broker.url.as_str(), broker.queue.as_str()])

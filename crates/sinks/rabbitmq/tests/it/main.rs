@@ -9,6 +9,7 @@ mod failures;
 mod guide;
 mod middle;
 mod routing;
+mod streams;
 mod suite;
 mod tls;
 mod trouble;

@@ -1,0 +1,278 @@
+//! The producer of one partition's events in one stream.
+//!
+//! What lives here: its connection, the ids that it gives to events, and what became of an event
+//! that was given one. What does not: parts of an id (`numbers.rs`), which events are known to be
+//! stored (`seen.rs`), which events come here (`publish.rs`).
+//! Invariant: an id that may have left this process belongs to one event, for good: until the
+//! server has said that all of them are stored, nothing else is sent than the same events under
+//! the same ids in the same order. Only a producer with higher ids, which has read what is stored,
+//! gives an event another id. And no answer counts before the server has told that the last id of
+//! the reference is the one that was sent last: it confirms in silence what it drops.
+//!
+//! ```text
+//! declare ─ last id ─┬─ higher than ours, or none of ours: read back, ids above the last one,
+//!                    │    one event alone (nothing of an earlier producer is stored after it),
+//!                    │    read on ─▶ ready
+//!                    └─ ours: what is unknown again, under its ids ─▶ ready
+//! ready: [frame ─ confirmed ─ last id is ours] …
+//! ```
+
+use std::sync::atomic::AtomicUsize;
+use std::time::Duration;
+
+use bytes::Bytes;
+use postrider_core::Result;
+use uuid::Uuid;
+
+use super::chunk::Chunk;
+use super::connect::{Link, Refusal};
+use super::encode::id_of;
+use super::error::{self, Doing};
+use super::numbers::Numbers;
+use super::seen::Seen;
+use super::wire::{From, MESSAGE_OVERHEAD, PUBLISH_OVERHEAD};
+use crate::config::Unroutable;
+use crate::login::Login;
+
+/// What all lanes of a sink have in common.
+pub(crate) struct Shared {
+    pub(crate) login: Login,
+    /// The server of the list that is tried next.
+    pub(crate) next_server: AtomicUsize,
+    pub(crate) seen: Seen,
+    pub(crate) unroutable: Unroutable,
+    pub(crate) timeout: Duration,
+    pub(crate) connect_timeout: Duration,
+}
+
+impl Shared {
+    pub(crate) async fn connect(&self) -> Result<Link> {
+        Link::open(&self.login, &self.next_server, self.connect_timeout, self.timeout).await
+    }
+}
+
+/// An event's message.
+#[derive(Clone)]
+pub(crate) struct Parcel {
+    pub(crate) id: Uuid,
+    pub(crate) message: Bytes,
+}
+
+impl Parcel {
+    /// What it takes in a frame.
+    fn frame_bytes(&self) -> usize {
+        self.message.len() + MESSAGE_OVERHEAD
+    }
+}
+
+/// A producer. It outlives its connections.
+pub(crate) struct Lane {
+    stream: String,
+    reference: String,
+    /// None until it has begun.
+    numbers: Option<Numbers>,
+    /// Nothing of an earlier producer is stored any more, and what was is known.
+    has_fenced: bool,
+    /// What was sent and is not known to be stored, with its ids, in order.
+    unknown: Vec<(u64, Parcel)>,
+    /// None while it is used, so that a call that is given up leaves none behind.
+    link: Option<Link>,
+}
+
+impl Lane {
+    pub(crate) fn new(stream: String, reference: String) -> Self {
+        let (unknown, link) = (Vec::new(), None);
+        Self { stream, reference, numbers: None, has_fenced: false, unknown, link }
+    }
+
+    /// A connection on which nothing is unknown, and on which ids can be given.
+    ///
+    /// # Errors
+    /// Why there is none; nothing new was sent.
+    pub(crate) async fn ready(&mut self, shared: &Shared) -> Result<Link> {
+        if let Some(mut link) = self.link.take()
+            && self.unknown.is_empty()
+            && self.numbers.is_some()
+            && link.is_up().await
+        {
+            return Ok(link);
+        }
+        let mut link = shared.connect().await?;
+        let declared = link.declare(&self.reference, &self.stream).await;
+        declared.map_err(|refusal| self.refused(shared, refusal, Doing::Publish))?;
+        let last = self.last(&mut link, shared).await?;
+        if let Some(numbers) = self.numbers {
+            if last == 0 && numbers.is_used() {
+                // The stream was made anew, or the server forgot the reference.
+                shared.seen.forget(&self.stream);
+                self.give_up();
+            } else if numbers.are_below(last) {
+                self.give_up();
+            }
+        }
+        if self.numbers.is_none() {
+            if last > 0 {
+                self.read_back(&mut link, shared).await?;
+            }
+            self.numbers = Some(Numbers::after(last)?);
+            self.has_fenced = false;
+        }
+        if !self.unknown.is_empty() {
+            self.deliver(&mut link, shared).await?;
+        }
+        self.fence(&mut link, shared).await?;
+        Ok(link)
+    }
+
+    /// Reads what an earlier producer stored until this one stored something: nothing comes to it.
+    async fn fence(&mut self, link: &mut Link, shared: &Shared) -> Result<()> {
+        if !self.has_fenced && self.numbers.is_some_and(|numbers| numbers.is_used()) {
+            self.read_back(link, shared).await?;
+            self.has_fenced = true;
+        }
+        Ok(())
+    }
+
+    /// Keeps a connection for the next call.
+    pub(crate) fn keep(&mut self, link: Link) {
+        self.link = Some(link);
+    }
+
+    /// Ends it, and gives its connection back to be closed.
+    pub(crate) fn end(&mut self) -> Option<Link> {
+        self.link.take()
+    }
+
+    /// How many of these events, from the first on, may be sent together now: at least one.
+    pub(crate) fn together<'p>(
+        &self,
+        link: &Link,
+        parcels: impl Iterator<Item = &'p Parcel>,
+    ) -> usize {
+        if !self.has_fenced {
+            return 1;
+        }
+        let mut bytes = PUBLISH_OVERHEAD;
+        let fit = parcels.take_while(|parcel| {
+            bytes += parcel.frame_bytes();
+            bytes <= link.frame_max()
+        });
+        fit.count().max(1)
+    }
+
+    /// Whether an event fits a frame.
+    ///
+    /// # Errors
+    /// `Permanent` with the limit if it does not.
+    pub(crate) fn check_size(&self, link: &Link, parcel: &Parcel) -> Result<()> {
+        let most = link.frame_max().saturating_sub(PUBLISH_OVERHEAD + MESSAGE_OVERHEAD);
+        match parcel.message.len() {
+            bytes if bytes > most => Err(error::too_large(bytes, most)),
+            _ => Ok(()),
+        }
+    }
+
+    /// Gives these events ids and stores them. They are [`together`](Self::together).
+    ///
+    /// # Errors
+    /// It is unknown then which are stored; the next [`ready`](Self::ready) finds out.
+    pub(crate) async fn send(
+        &mut self,
+        link: &mut Link,
+        shared: &Shared,
+        parcels: impl Iterator<Item = &Parcel>,
+    ) -> Result<()> {
+        for parcel in parcels {
+            let Some(id) = self.numbers.as_mut().and_then(Numbers::next) else {
+                // What was given an id in vain was not sent.
+                self.give_up();
+                return Err(error::ids_used_up());
+            };
+            self.unknown.push((id, parcel.clone()));
+        }
+        self.deliver(link, shared).await?;
+        self.fence(link, shared).await
+    }
+
+    /// Sends what is unknown, under its ids, until all of it is stored.
+    async fn deliver(&mut self, link: &mut Link, shared: &Shared) -> Result<()> {
+        let most = link.frame_max();
+        let mut rest = &self.unknown[..];
+        let mut refused = None;
+        while !rest.is_empty() {
+            let mut bytes = PUBLISH_OVERHEAD;
+            let fit = rest.iter().take_while(|(_, parcel)| {
+                bytes += parcel.frame_bytes();
+                bytes <= most
+            });
+            let (now, later) = rest.split_at(fit.count().max(1));
+            let messages = now.iter().map(|(id, parcel)| (*id, &parcel.message[..]));
+            match link.publish(messages).await {
+                Ok(()) => rest = later,
+                Err(Refusal::Answer(code)) => {
+                    refused = Some(Refusal::Answer(code));
+                    break;
+                }
+                Err(Refusal::Lost(error)) => return Err(error),
+            }
+        }
+        if let Some(refusal) = refused {
+            // Later ids may be stored: those that were refused can't be used again.
+            self.give_up();
+            return Err(self.refused(shared, refusal, Doing::Publish));
+        }
+        let last = self.last(link, shared).await?;
+        if self.numbers.map(|numbers| numbers.last()) != Some(last) {
+            self.give_up();
+            return Err(error::overtaken(&self.reference));
+        }
+        for (_, parcel) in self.unknown.drain(..) {
+            shared.seen.add(&self.stream, &parcel.id);
+        }
+        Ok(())
+    }
+
+    /// Ends this producer: another begins, which finds out what is stored.
+    fn give_up(&mut self) {
+        self.numbers = None;
+        self.unknown.clear();
+    }
+
+    async fn last(&self, link: &mut Link, shared: &Shared) -> Result<u64> {
+        // The server wants the permission to read for it.
+        let last = link.sequence(&self.reference, &self.stream).await;
+        last.map_err(|refusal| self.refused(shared, refusal, Doing::Read))
+    }
+
+    /// Reads the stream to its end, from where reading ended before. There is at least one message.
+    async fn read_back(&self, link: &mut Link, shared: &Shared) -> Result<()> {
+        let read = self.read_to_the_end(link, &shared.seen).await;
+        read.map_err(|refusal| self.refused(shared, refusal, Doing::Read))
+    }
+
+    async fn read_to_the_end(&self, link: &mut Link, seen: &Seen) -> Result<(), Refusal> {
+        link.subscribe(&self.stream, From::Last).await?;
+        let end = link.chunk(|bytes| Some(Chunk::read(bytes)?.end)).await?;
+        link.unsubscribe().await?;
+        let begin = seen.begin(&self.stream, end);
+        if begin >= end {
+            return Ok(());
+        }
+        link.subscribe(&self.stream, From::Offset(begin)).await?;
+        let mut reached = begin;
+        while reached < end {
+            let note = |bytes: &[u8]| {
+                let chunk = Chunk::read(bytes)?;
+                let ids = chunk.messages.iter().filter_map(|message| id_of(message));
+                seen.reached(&self.stream, chunk.end, ids);
+                Some(chunk.end)
+            };
+            reached = link.chunk(note).await?;
+        }
+        link.unsubscribe().await
+    }
+
+    fn refused(&self, shared: &Shared, refusal: Refusal, what: Doing) -> postrider_core::Error {
+        error::refused(refusal, &self.stream, what, shared.unroutable)
+    }
+}
