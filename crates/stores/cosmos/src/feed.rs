@@ -9,7 +9,7 @@
 use std::collections::{BTreeSet, VecDeque};
 use std::num::NonZeroU32;
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use azure_data_cosmos::feed::{ChangeFeedPageIterator, ContinuationToken, FeedRange, FeedScope};
@@ -41,6 +41,10 @@ type Pages = ChangeFeedPageIterator<ChangeFeedItem<Value>>;
 const MAX_CARRIED: usize = 50;
 /// How often "now" is looked for anew, when the container is split meanwhile.
 const SPLITS_AT_ONCE: usize = 5;
+/// A reader that meets no event for so long is given its place, so that it can note it.
+const QUIET_AT_MOST: Duration = Duration::from_secs(60);
+/// What the emulator's etag calls the number.
+const EMULATED_LSN: &str = "lsn";
 /// Pages that were read ahead and are kept until their turn; the service gives 4 MB in one.
 const MAX_AHEAD: usize = 16;
 
@@ -179,6 +183,47 @@ impl CosmosStore {
         Ok(rest)
     }
 
+    /// One page, which may have no event.
+    async fn read_one(
+        &self,
+        partition: &PartitionId,
+        after: &Position,
+        limit: BatchLimit,
+    ) -> Result<FeedPage> {
+        let (range, from) = self.range_and_place(partition, after)?;
+        // One that was split is read no further: its successors begin where it stands.
+        let ended =
+            |ended| FeedPage { entries: Vec::new(), position: after.clone(), ended: Some(ended) };
+        if let Some(successors) = self.successors(&range, after).await? {
+            return Ok(ended(successors));
+        }
+        let token = match &from {
+            Place::Start => None,
+            Place::At(at) => Some(at.token.as_str()),
+        };
+        let page = self.changes(&range, token).await?;
+        let rest = match &page {
+            Some(page) => self.rest(&range, page).await?,
+            None => Vec::new(),
+        };
+        // The library may have heard of a split just now, and given a part's page alone.
+        if let Some(successors) = self.successors(&range, after).await? {
+            return Ok(ended(successors));
+        }
+        let Some(page) = page else {
+            let position = after.clone();
+            return Ok(FeedPage { entries: Vec::new(), position, ended: None });
+        };
+        let mut whole = [&page.documents[..], &rest[..]].concat();
+        in_order(&mut whole);
+        let mut seen = self.inner.expired.at(partition, after);
+        self.look_for_expired(partition, &mut seen, &whole).await?;
+        let mut handing = Handing { store: self, limit, entries: Vec::new(), bytes: 0 };
+        let position = handing.take(page, rest, &from)?.write()?;
+        self.inner.expired.keep(partition, &position, seen);
+        Ok(FeedPage { entries: handing.entries, position, ended: None })
+    }
+
     /// Tells of events that were deleted before anybody read them here.
     async fn look_for_expired(
         &self,
@@ -237,14 +282,39 @@ fn changed(item: &ChangeFeedItem<Value>) -> Option<Value> {
     Some(document)
 }
 
-/// How many parts a token has: one, unless the range was split or merged on the way. The token is
-/// the library's own; where it says nothing of parts, it has one.
-fn parts_of(token: &str) -> usize {
+/// The parts of a token: one, unless the range was split or merged on the way. The token is the
+/// library's own; where it says nothing of parts, none is found.
+fn parts(token: &str) -> Vec<Value> {
     let encoded = token.split_once('.').map_or("", |(_, rest)| rest);
     let decoded = URL_SAFE_NO_PAD.decode(encoded).unwrap_or_default();
-    let state: Value = serde_json::from_slice(&decoded).unwrap_or_default();
-    let parts = state["root"]["active_tokens"].as_array();
-    parts.map_or(1, Vec::len).max(1)
+    let mut state: Value = serde_json::from_slice(&decoded).unwrap_or_default();
+    match state["root"]["active_tokens"].take() {
+        Value::Array(parts) => parts,
+        _ => Vec::new(),
+    }
+}
+
+fn parts_of(token: &str) -> usize {
+    parts(token).len().max(1)
+}
+
+/// A place in words: the service's number of the last change before it, which is its etag's (the
+/// emulator's has more in it), and how many events after that were handed out.
+fn described(at: &At) -> String {
+    let lsn = |part: &Value| {
+        let etag: Value = serde_json::from_str(part["server_continuation"].as_str()?).ok()?;
+        let number = etag.as_str().map(str::to_owned);
+        number.or_else(|| etag.get(EMULATED_LSN).unwrap_or(&etag).as_u64().map(|n| n.to_string()))
+    };
+    let numbers: Option<Vec<String>> = parts(&at.token).iter().map(lsn).collect();
+    let place = match numbers.filter(|numbers| !numbers.is_empty()) {
+        Some(numbers) => format!("lsn {}", numbers.join("+")),
+        None => "before its first change".to_owned(),
+    };
+    match at.passed.len() {
+        0 => place,
+        more => format!("{place} and {more} more"),
+    }
 }
 
 /// Names a place of a range among the pages that were read ahead.
@@ -329,44 +399,36 @@ impl Feed for CosmosStore {
         self.partitions_of(consumer).await
     }
 
+    /// Reads on over pages without events, of which a container of long-lived documents has many.
     async fn read(
         &self,
         partition: &PartitionId,
         after: &Position,
         limit: BatchLimit,
     ) -> Result<FeedPage> {
-        let (range, from) = self.range_and_place(partition, after)?;
-        // One that was split is read no further: its successors begin where it stands.
-        let ended =
-            |ended| FeedPage { entries: Vec::new(), position: after.clone(), ended: Some(ended) };
-        if let Some(successors) = self.successors(&range, after).await? {
-            return Ok(ended(successors));
+        let (begun, mut place) = (Instant::now(), after.clone());
+        loop {
+            let page = match self.read_one(partition, &place, limit).await {
+                // What was passed over until then is passed.
+                Err(_) if place != *after => {
+                    return Ok(FeedPage { entries: Vec::new(), position: place, ended: None });
+                }
+                other => other?,
+            };
+            let quiet = page.entries.is_empty() && page.ended.is_none() && page.position != place;
+            if !quiet || begun.elapsed() >= QUIET_AT_MOST {
+                return Ok(page);
+            }
+            place = page.position;
         }
-        let token = match &from {
-            Place::Start => None,
-            Place::At(at) => Some(at.token.as_str()),
-        };
-        let page = self.changes(&range, token).await?;
-        let rest = match &page {
-            Some(page) => self.rest(&range, page).await?,
-            None => Vec::new(),
-        };
-        // The library may have heard of a split just now, and given a part's page alone.
-        if let Some(successors) = self.successors(&range, after).await? {
-            return Ok(ended(successors));
+    }
+
+    fn describe(&self, position: &Position) -> String {
+        match Place::read(position) {
+            Ok(Place::Start) => "start".to_owned(),
+            Ok(Place::At(at)) => described(&at),
+            Err(_) => position.to_string(),
         }
-        let Some(page) = page else {
-            let position = after.clone();
-            return Ok(FeedPage { entries: Vec::new(), position, ended: None });
-        };
-        let mut whole = [&page.documents[..], &rest[..]].concat();
-        in_order(&mut whole);
-        let mut seen = self.inner.expired.at(partition, after);
-        self.look_for_expired(partition, &mut seen, &whole).await?;
-        let mut handing = Handing { store: self, limit, entries: Vec::new(), bytes: 0 };
-        let position = handing.take(page, rest, &from)?.write()?;
-        self.inner.expired.keep(partition, &position, seen);
-        Ok(FeedPage { entries: handing.entries, position, ended: None })
     }
 
     async fn head(&self, partition: &PartitionId) -> Result<Position> {
@@ -400,6 +462,17 @@ mod tests {
         let token = |state: &Value| format!("c1.{}", URL_SAFE_NO_PAD.encode(state.to_string()));
         let two = json!({ "root": { "active_tokens": [{}, {}] } });
         assert_eq!(parts_of(&token(&two)), 2);
+        let told = |etags: &[&str]| {
+            let parts: Vec<Value> =
+                etags.iter().map(|etag| json!({ "server_continuation": etag })).collect();
+            described(&At::token("rid", token(&json!({ "root": { "active_tokens": parts } }))))
+        };
+        assert_eq!(told(&["\"57\""]), "lsn 57");
+        assert_eq!(told(&["\"57\"", r#"{"lsn": 8, "range": 3}"#]), "lsn 57+8");
+        assert_eq!(told(&[]), "before its first change");
+        let mut within = At::token("rid", token(&two));
+        within.passed.insert(1);
+        assert_eq!(described(&within), "before its first change and 1 more");
         for other in [token(&json!({})), "c1.".to_owned(), String::new(), "x".to_owned()] {
             assert_eq!(parts_of(&other), 1, "{other}");
         }

@@ -72,6 +72,21 @@ async fn a_page_is_left_and_entered_in_the_middle() {
     assert_eq!(numbers(&rest), (count as u64..9).collect::<Vec<_>>());
 }
 
+/// Pages without events are no end: what follows them comes with the same reading.
+#[tokio::test]
+async fn pages_without_events_are_read_over() {
+    let world = World::new(1).await;
+    for n in 0..7 {
+        let contact = |i| json!({ "id": format!("c{i}"), "partitionKey": format!("k{n}"), "type": "contact", "data": {} });
+        world.write(&format!("k{n}"), &(0..60).map(contact).collect::<Vec<_>>()).await;
+    }
+    world.append(&[event("k", 1)]).await;
+    let page = Feed::read(&world.store, &whole(), &Position::START, WHOLE).await.expect("readable");
+    assert_eq!(page.entries.len(), 1);
+    let rest = Feed::read(&world.store, &whole(), &page.position, WHOLE).await.expect("readable");
+    assert!(rest.entries.is_empty());
+}
+
 /// Documents of other types are passed over; what looks like an event and can't be read comes as
 /// it was found.
 #[tokio::test]

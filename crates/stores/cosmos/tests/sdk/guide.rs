@@ -20,6 +20,29 @@ fn block(language: &str) -> &'static str {
     block
 }
 
+/// What the page's template sets up is what the page asks for. (Nothing here compiles it.)
+#[test]
+fn the_template_sets_up_what_the_guide_asks_for() {
+    let template = block("bicep");
+    for (part, times) in [
+        ("partitionKey: { paths: ['/partitionKey'], kind: 'Hash', version: 2 }", 2),
+        ("defaultTtl: -1", 2),
+        ("defaultConsistencyLevel: 'Session'", 1),
+        ("disableLocalAuth: true", 2),
+        ("requiresDuplicateDetection: true", 1),
+        ("requiresSession: true", 1),
+        // "Cosmos DB Built-in Data Contributor", and "Azure Service Bus Data Sender".
+        ("sqlRoleDefinitions/00000000-0000-0000-0000-000000000002", 1),
+        ("69a216fc-b8fb-44d8-bc22-1f3c2cd27a39", 1),
+    ] {
+        assert_eq!(template.matches(part).count(), times, "{part}");
+    }
+    for (open, close) in [('{', '}'), ('[', ']'), ('(', ')')] {
+        let count = |sign: char| template.matches(sign).count();
+        assert_eq!(count(open), count(close), "{open}");
+    }
+}
+
 async fn renames_a_contact(sdk: Sdk, name: &str, text: String) {
     let world = World::new().await;
     world.create_contact("ContactCreatedEvent").await;
