@@ -212,8 +212,13 @@ async fn split(service: &Service, asked: Ranges) -> Result<Value, Refused> {
     let lock = Duration::from_millis(lock_ms);
     let children = store.split_partition_and_wait(&database, &container, range, at, lock).await?;
     let mut history = service.history.write().await;
-    let fates = history.entry((database, container)).or_default();
-    fates.split(range, children.to_vec());
+    let mut parts = Vec::new();
+    for &child in &children {
+        let bounds = places::bounds(service, &database, &container, child).await;
+        let bounds = bounds.ok_or_else(|| Refused(format!("there is no range {child}")))?;
+        parts.push((child, bounds));
+    }
+    history.entry((database, container)).or_default().split(range, parts);
     Ok(json!({ "ranges": children }))
 }
 

@@ -23,6 +23,9 @@ const END: &str = "x-ms-end-epk";
 const BY_HASHES: (&str, &str) = ("x-ms-read-key-type", "EffectivePartitionKeyRange");
 /// Where a client's place stands in its request.
 const PLACES: [&str; 2] = ["if-none-match", "x-ms-continuation"];
+/// Why a range is not merged.
+const OUT_OF_ORDER: &str = "has documents whose seconds are not in the order of their numbers: the \
+                            emulator would turn them round, which the service does not";
 /// A range is listed by so many slices: each answer is made of all that its slice has.
 const SLICES: u128 = 64;
 /// One above the largest hash.
@@ -58,13 +61,18 @@ impl Place {
 struct Moved {
     place: Place,
     etag: String,
+    /// When it was written.
+    seconds: u64,
     number: u64,
 }
+
+/// A range and what it covers.
+pub(crate) type Part = (u32, (String, String));
 
 /// What became of a range.
 #[derive(Debug)]
 enum Fate {
-    Split(Vec<u32>),
+    Split(Vec<Part>),
     Merged {
         into: u32,
         /// What it covered.
@@ -86,7 +94,7 @@ pub(crate) type History = HashMap<(String, String), Fates>;
 pub(crate) struct TooWide;
 
 impl Fates {
-    pub(crate) fn split(&mut self, range: u32, into: Vec<u32>) {
+    pub(crate) fn split(&mut self, range: u32, into: Vec<Part>) {
         self.0.insert(range, Fate::Split(into));
     }
 
@@ -94,7 +102,7 @@ impl Fates {
         from == to
             || match self.0.get(&from) {
                 None => false,
-                Some(Fate::Split(into)) => into.iter().any(|next| self.leads(*next, to)),
+                Some(Fate::Split(into)) => into.iter().any(|(next, _)| self.leads(*next, to)),
                 Some(Fate::Merged { into, .. }) => self.leads(*into, to),
             }
     }
@@ -102,29 +110,49 @@ impl Fates {
     /// The same place in the range `to`, of which hashes within `scope` are asked for. A place of a
     /// range that did not become that one is left as it is.
     fn follow(&self, place: &mut Place, to: u32, scope: (&str, &str)) -> Result<(), TooWide> {
-        let Some(mut at) = place.range.filter(|from| self.leads(*from, to)) else { return Ok(()) };
-        while at != to {
-            match self.0.get(&at) {
-                None => return Ok(()),
-                Some(Fate::Split(into)) => {
-                    let next = into.iter().copied().find(|next| self.leads(*next, to));
-                    at = next.unwrap_or(to);
-                }
-                Some(Fate::Merged { into, bounds, documents }) => {
-                    if scope.0 < bounds.0.as_str() || scope.1 > bounds.1.as_str() {
-                        return Err(TooWide);
-                    }
-                    let passed = documents.partition_point(|one| one.place.key() <= place.key());
-                    let kind = place.kind.clone();
-                    *place = match documents[..passed].last() {
-                        None => Place { kind, ..Place::default() },
-                        Some(last) => Place { kind, lsn: last.number, ..last.place.clone() },
-                    };
-                    at = *into;
-                }
-            }
+        if let Some(from) = place.range.filter(|from| self.leads(*from, to)) {
+            *place = self.follow_on(place.clone(), from, to, scope)?;
         }
         Ok(())
+    }
+
+    fn follow_on(
+        &self,
+        place: Place,
+        at: u32,
+        to: u32,
+        scope: (&str, &str),
+    ) -> Result<Place, TooWide> {
+        match self.0.get(&at).filter(|_| at != to) {
+            None => Ok(place),
+            // Both parts, if they were merged again and both are asked for: what was read of either
+            // was read before anything that was not.
+            Some(Fate::Split(into)) => {
+                let mut last = None;
+                for (next, bounds) in into.iter().filter(|(next, _)| self.leads(*next, to)) {
+                    let from = scope.0.max(&bounds.0);
+                    let end = scope.1.min(&bounds.1);
+                    if from < end {
+                        let found = self.follow_on(place.clone(), *next, to, (from, end))?;
+                        let is_later = |last: &Place| found.key() > last.key();
+                        last = if last.as_ref().is_none_or(is_later) { Some(found) } else { last };
+                    }
+                }
+                last.ok_or(TooWide)
+            }
+            Some(Fate::Merged { into, bounds, documents }) => {
+                if scope.0 < bounds.0.as_str() || scope.1 > bounds.1.as_str() {
+                    return Err(TooWide);
+                }
+                let passed = documents.partition_point(|one| one.place.key() <= place.key());
+                let kind = place.kind;
+                let place = match documents[..passed].last() {
+                    None => Place { kind, ..Place::default() },
+                    Some(last) => Place { kind, lsn: last.number, ..last.place.clone() },
+                };
+                self.follow_on(place, *into, to, scope)
+            }
+        }
     }
 }
 
@@ -182,7 +210,7 @@ pub(crate) fn tagged(etag: &str, range: Option<u32>) -> Option<String> {
 }
 
 /// What a range covers.
-async fn bounds(
+pub(crate) async fn bounds(
     service: &Service,
     database: &str,
     container: &str,
@@ -226,11 +254,16 @@ pub(crate) async fn before(
             let place = Place::read(&next).ok_or("the emulator's etag is another one")?;
             let [document] = &page[..] else { return Err("a page of one has others".to_owned()) };
             let of_document = document["_etag"].as_str().unwrap_or_default().to_owned();
-            documents.push(Moved { place, etag: of_document, number: 0 });
+            let seconds = document["_ts"].as_u64().unwrap_or_default();
+            documents.push(Moved { place, etag: of_document, seconds, number: 0 });
             etag = Some(next);
         }
     }
     documents.sort_by(|one, other| one.place.key().cmp(&other.place.key()));
+    // The emulator orders by second first, and a second may begin while two writers are at it.
+    if !documents.is_sorted_by_key(|one| one.seconds) {
+        return Err(format!("range {range} {OUT_OF_ORDER}"));
+    }
     Ok(Before { range, bounds, documents })
 }
 
@@ -300,18 +333,22 @@ mod tests {
     }
 
     fn moved(lsn: u64, epk: &str, number: u64) -> Moved {
-        Moved { place: place(lsn, epk, "d", None), etag: String::new(), number }
+        Moved { place: place(lsn, epk, "d", None), etag: String::new(), seconds: 0, number }
     }
 
-    /// Ranges 0 and 1 became 2, which was split into 3 and 4; 4 and 5 became 6.
+    /// Ranges 0 and 1 became 2, which was split into 3 and 4; 4 and 5 became 6. Range 7 was split
+    /// into 8 and 9, which became 10.
     fn fates() -> Fates {
         let ends = |from: &str, to: &str| (from.to_owned(), to.to_owned());
         let merged = |into, bounds, documents| Fate::Merged { into, bounds, documents };
         Fates(HashMap::from([
             (0, merged(2, ends("", "20"), vec![moved(5, "10", 1), moved(8, "11", 4)])),
             (1, merged(2, ends("20", "30"), vec![moved(2, "20", 2), moved(3, "28", 3)])),
-            (2, Fate::Split(vec![3, 4])),
+            (2, Fate::Split(vec![(3, ends("", "28")), (4, ends("28", "30"))])),
             (4, merged(6, ends("28", "30"), vec![moved(3, "28", 9)])),
+            (7, Fate::Split(vec![(8, ends("60", "68")), (9, ends("68", "70"))])),
+            (8, merged(10, ends("60", "68"), vec![moved(1, "61", 1), moved(3, "62", 3)])),
+            (9, merged(10, ends("68", "70"), vec![moved(2, "69", 2), moved(4, "6A", 4)])),
         ]))
     }
 
@@ -336,6 +373,20 @@ mod tests {
         assert_eq!(found, Some((9, "28".to_owned())));
         let found = followed(place(2, "20", "d", Some(1)), 6, ("28", "30"));
         assert_eq!(found, Some((0, String::new())));
+    }
+
+    #[test]
+    fn a_range_that_was_split_and_merged_again_is_read_on_whole_or_in_part() {
+        for (lsn, scope, number) in [
+            (2, ("60", "70"), 2),
+            (3, ("60", "70"), 3),
+            (3, ("60", "68"), 3),
+            (3, ("68", "70"), 2),
+            (0, ("60", "70"), 0),
+        ] {
+            let found = followed(place(lsn, "6F", "d", Some(7)), 10, scope);
+            assert_eq!(found.map(|found| found.0), Some(number), "{lsn} in {scope:?}");
+        }
     }
 
     #[test]
