@@ -17,6 +17,7 @@ mod overrides;
 mod publish;
 mod seen;
 mod transact;
+mod wait;
 
 pub use config::{KafkaConfig, RecordTime, Sasl, Unroutable};
 pub use publish::Kafka;

@@ -37,6 +37,8 @@ const TURN: Duration = Duration::from_millis(5);
 /// A reader that read before, and gets nothing for so long though there is something, is made anew:
 /// not every server tells one that stands behind an aborted transaction what follows it.
 const AGAIN: Duration = Duration::from_millis(500);
+/// One that has not read to any mark yet has more to read again: it is given this part of the time.
+const AGAIN_SHARE: u32 = 4;
 /// A reader that got nothing for so long, and is waited for in vain, is made anew.
 const STALE: Duration = Duration::from_secs(60);
 const IDS: u8 = 1;
@@ -123,6 +125,8 @@ struct Reader {
     refusal: Option<KafkaError>,
     /// When it got something last.
     heard: Instant,
+    /// Whether it got anything.
+    began: bool,
 }
 
 /// The ids of events that were committed last.
@@ -223,10 +227,12 @@ impl Seen {
                 }
                 return Err(error);
             }
-            if reader.first.is_none() && moved.elapsed() > again {
+            let wait =
+                if reader.first.is_some() { again.max(patience / AGAIN_SHARE) } else { again };
+            if reader.began && moved.elapsed() > wait {
                 // The mark is committed and does not come: what it stands behind is read anew.
                 *reader = Reader::open(client, topic, patience)?;
-                again *= 2;
+                again = wait * 2;
             }
             if let Err(error) = self.turn(reader, topic, scope) {
                 // It is not to go on behind what it does not know.
@@ -258,7 +264,7 @@ impl Seen {
         };
         reader.refusal = None;
         reader.consumer.context().is_well();
-        reader.heard = Instant::now();
+        (reader.heard, reader.began) = (Instant::now(), true);
         let mut known = self.known();
         known.moved = Some(reader.heard);
         if record.key() != Some(scope.as_bytes()) {
@@ -315,7 +321,7 @@ impl Reader {
     fn open(client: &ClientConfig, topic: &str, patience: Duration) -> Result<Self> {
         let consumer = consumer(client, topic, patience)?;
         let (first, heard) = (Some(Ids::default()), Instant::now());
-        Ok(Self { consumer, first, refusal: None, heard })
+        Ok(Self { consumer, first, refusal: None, heard, began: false })
     }
 }
 

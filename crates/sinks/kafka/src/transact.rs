@@ -26,7 +26,6 @@ use postrider_core::{Error, ErrorKind, EventId, Outcome, PartitionId, Result};
 use rdkafka::error::{KafkaError, RDKafkaErrorCode as Code};
 use rdkafka::message::OwnedHeaders;
 use rdkafka::producer::Producer;
-use tokio::runtime::Handle;
 use tokio::time::Instant;
 
 use crate::config::Unroutable;
@@ -35,6 +34,7 @@ use crate::error::{delivery_error, is_size, may_be_anothers, throttled, too_larg
 use crate::login::Login;
 use crate::look;
 use crate::seen::{NOTES_PARTITION, Seen, note};
+use crate::wait::wait_for;
 
 /// How soon a full queue is tried again.
 const QUEUE_POLL: Duration = Duration::from_millis(5);
@@ -310,12 +310,10 @@ impl Call<'_> {
             Err(code) => return self.undo(link, round, ((None, code), waiting), fates),
         }
         let limit = self.own.timeout + GRACE;
-        let failure = Handle::current()
-            .block_on(async { tokio::time::timeout(limit, first_failure(&mut waiting)).await });
-        match failure {
-            Ok(None) => {}
-            Ok(Some(failure)) => return self.undo(link, round, (failure, waiting), fates),
-            Err(_) => return Err(Error::transient("the brokers did not answer in time")),
+        match wait_for(limit, first_failure(&mut waiting)) {
+            Some(None) => {}
+            Some(Some(failure)) => return self.undo(link, round, (failure, waiting), fates),
+            None => return Err(Error::transient("the brokers did not answer in time")),
         }
         commit(link, self.own.timeout)?;
         self.purged.set(0);
@@ -372,8 +370,7 @@ impl Call<'_> {
                 failures.push(failure);
             }
         };
-        let drained = async { tokio::time::timeout(GRACE, rest).await };
-        if Handle::current().block_on(drained).is_err() {
+        if wait_for(GRACE, rest).is_none() {
             return Err(Error::transient("the client did not give up what was aborted"));
         }
         failures.retain(|(_, code)| !matches!(code, Code::PurgeQueue | Code::PurgeInflight));
@@ -414,7 +411,7 @@ impl Call<'_> {
             return delivery_error(code, topic, own.unroutable, link.trouble());
         }
         let (admin, patience) = (own.login.admin(), own.login.patience());
-        let limit = Handle::current().block_on(look::limit(admin, topic, patience));
+        let limit = wait_for(patience + GRACE, look::limit(admin, topic, patience)).flatten();
         too_large(topic, parcel.bytes, limit.as_deref())
     }
 
@@ -452,11 +449,10 @@ async fn first_failure(waiting: &mut Waiting<impl Future<Output = Answered>>) ->
 }
 
 fn wait(limit: Duration, answer: Receiver) -> Answer {
-    let answered = async { tokio::time::timeout(limit, answer).await };
-    match Handle::current().block_on(answered) {
-        Ok(Ok(answer)) => answer,
-        Ok(Err(_)) => Err(Code::PurgeInflight),
-        Err(_) => Err(Code::MessageTimedOut),
+    match wait_for(limit, answer) {
+        Some(Ok(answer)) => answer,
+        Some(Err(_)) => Err(Code::PurgeInflight),
+        None => Err(Code::MessageTimedOut),
     }
 }
 

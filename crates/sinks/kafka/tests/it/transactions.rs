@@ -16,7 +16,7 @@ use postrider_sink_kafka::{Kafka, KafkaConfig};
 use rdkafka::ClientConfig;
 use rdkafka::consumer::{BaseConsumer, Consumer};
 use rdkafka::message::{Message, OwnedMessage};
-use rdkafka::producer::{BaseRecord, Producer, ThreadedProducer};
+use rdkafka::producer::{BaseRecord, DefaultProducerContext, Producer, ThreadedProducer};
 use rdkafka::topic_partition_list::{Offset, TopicPartitionList};
 use tokio::time::Instant;
 
@@ -289,6 +289,51 @@ async fn who_read_the_notes_before_gets_beyond_what_was_aborted() {
     let event = [one("a", 2)];
     assert!(all_confirmed(&publish(&other, &event).await));
     assert!(all_duplicates(&publish(&first, &event).await));
+}
+
+/// One that reads for the first time stands before an open transaction, and its mark behind it: the
+/// broker tells it again that its producer's transaction of before was aborted.
+#[tokio::test(flavor = "multi_thread")]
+async fn who_reads_the_notes_first_finds_its_mark_behind_what_was_open() {
+    let broker = broker().await;
+    let brokers = brokers(&broker);
+    let events = of_keys(4, 2);
+    assert!(all_confirmed(&publish(&sink(&settings(&*brokers)), &events[..2]).await));
+    let (own, other) = (brokers.clone(), brokers.clone());
+    let id = format!("orders {}", PartitionId::numbered(0, 1));
+    blocking(move || begun(&own, &id).abort_transaction(PATIENCE).expect("aborted")).await;
+    let open = blocking(move || begun(&other, "another")).await;
+    let new = sink(&settings(&*brokers));
+    let own = brokers.clone();
+    let ends = blocking(move || {
+        let mut client = ClientConfig::new();
+        client.set("bootstrap.servers", own).set("group.id", "end");
+        client.set("isolation.level", "read_uncommitted");
+        let reader: BaseConsumer = client.create().expect("an address");
+        let end = || reader.fetch_watermarks(NOTES, 0, PATIENCE).expect("an answer").1;
+        // Behind it come the mark and the end of its transaction.
+        let (before, until) = (end(), std::time::Instant::now() + PATIENCE);
+        while end() < before + 2 && std::time::Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        // It has read to the open one by then.
+        std::thread::sleep(Duration::from_millis(300));
+        open.commit_transaction(PATIENCE).expect("committed");
+    });
+    let (outcomes, ()) = tokio::join!(publish(&new, &events), ends);
+    assert!(all_duplicates(&outcomes[..2]) && all_confirmed(&outcomes[2..]), "{outcomes:?}");
+}
+
+/// A producer with a transaction that has a record in the topic of notes.
+fn begun(brokers: &str, id: &str) -> ThreadedProducer<DefaultProducerContext> {
+    let mut client = ClientConfig::new();
+    client.set("bootstrap.servers", brokers).set("transactional.id", id);
+    let producer: ThreadedProducer<_> = client.create().expect("an address");
+    producer.init_transactions(PATIENCE).expect("a number");
+    producer.begin_transaction().expect("begun");
+    producer.send(BaseRecord::to(NOTES).partition(0).key("none").payload("")).expect("queued");
+    producer.flush(PATIENCE).expect("confirmed");
+    producer
 }
 
 /// Nobody waits for two calls any more, of which one is under way and one behind it.
