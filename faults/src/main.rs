@@ -22,8 +22,9 @@ const IN_NAMESPACE: &str = "POSTRIDER_FAULTS_IN_NAMESPACE";
 /// Schedules of brokers in the smoke test: one in which each is killed, one in which it refuses
 /// events, one of a relay that dies.
 const SMOKE_OF_BROKERS: [u64; 3] = [1, 9, 10];
-/// Schedules from Cosmos DB in the smoke test: relays that are killed, a split, lost answers.
-const SMOKE_OF_COSMOS: [u64; 3] = [0, 3, 6];
+/// Schedules from Cosmos DB in the smoke test: relays that are killed, a split, lost answers, a
+/// merge.
+const SMOKE_OF_COSMOS: [u64; 4] = [0, 3, 6, 11];
 /// Schedules per source and sink in the smoke test, evenly spread: with each sink other themes.
 const SMOKE_SCHEDULES: u64 = 4;
 

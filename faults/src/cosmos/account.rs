@@ -33,6 +33,8 @@ pub(super) const CONTAINER: &str = "orders";
 pub(super) const LEASES: &str = "leases";
 /// The topic of events whose documents name none.
 const TOPIC: &str = "events";
+/// How the emulator tells of ranges that it would merge otherwise than the service does.
+pub(super) const OUT_OF_ORDER: &str = "not in the order of their numbers";
 /// A writer that meets trouble tries the same batch again this soon.
 const AGAIN: Duration = Duration::from_millis(15);
 
@@ -93,6 +95,18 @@ impl Account {
             }
             Ok(ids)
         })
+    }
+
+    /// Splits a range or merges two, which takes `locked`; the ranges in their place.
+    pub(super) fn change(&self, how: &str, ranges: &[u32], locked: Duration) -> Result<Vec<u32>> {
+        let asked = json!({
+            "database": DATABASE, "container": CONTAINER, "ranges": ranges,
+            "lockMs": locked.as_millis() as u64,
+        });
+        let answer = self.emulator.ask("POST", how, &asked.to_string());
+        let answer = answer.with_context(|| format!("{how} ranges {ranges:?}"))?;
+        let answer: Value = serde_json::from_str(&answer).context("read the emulator's answer")?;
+        serde_json::from_value(answer["ranges"].clone()).context("read the ranges' numbers")
     }
 
     pub(super) fn requeue_all(&self) -> Result<u64> {

@@ -65,6 +65,8 @@ struct Stage<'a> {
     starts: usize,
     outage_until: Option<Instant>,
     region_until: Option<Instant>,
+    /// The container's ranges, in the order of their hashes.
+    ranges: Vec<u32>,
     findings: Vec<String>,
     faults: usize,
 }
@@ -95,6 +97,7 @@ pub fn play(schedule: &Schedule, binary: &Path) -> Result<Played> {
         starts: 0,
         outage_until: None,
         region_until: None,
+        ranges: (0..plan.ranges).collect(),
         findings: Vec::new(),
         faults: 0,
     };
@@ -225,10 +228,13 @@ impl Stage<'_> {
             Trouble::Account(fault) => {
                 self.account.emulator.fault(fault).context("trouble an account")?;
             }
-            Trouble::Split { range } => {
-                let split =
-                    self.account.emulator.split(account::DATABASE, account::CONTAINER, *range);
-                split.context("split a range")?;
+            Trouble::Split { at, locked } => {
+                let at = at % self.ranges.len();
+                let next = self.account.change("split", &self.ranges[at..=at], *locked)?;
+                self.ranges.splice(at..=at, next);
+            }
+            Trouble::Merge { at, locked } => {
+                self.merge(*at, *locked)?;
             }
             Trouble::Region { length } => {
                 // The one that takes writes: the other one does then.
@@ -241,6 +247,24 @@ impl Stage<'_> {
                 self.outage_until = Some(now + *length);
             }
         }
+        Ok(())
+    }
+
+    /// Merges two neighbours, the next ones if the emulator can't merge those.
+    fn merge(&mut self, at: usize, locked: Duration) -> Result<()> {
+        let neighbours = self.ranges.len() - 1;
+        for at in (at..at + neighbours).map(|at| at % neighbours) {
+            match self.account.change("merge", &self.ranges[at..at + 2], locked) {
+                Ok(next) => {
+                    self.ranges.splice(at..at + 2, next);
+                    return Ok(());
+                }
+                Err(error) if format!("{error:#}").contains(account::OUT_OF_ORDER) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        // None was carried out.
+        self.faults -= 1;
         Ok(())
     }
 

@@ -12,9 +12,11 @@ use rand::rngs::StdRng;
 use crate::schedule::{Outage, generator};
 
 /// Schedules in a row after which every theme has come up.
-pub(crate) const THEMES: u64 = 11;
+pub(crate) const THEMES: u64 = 13;
 /// The regions of an account that loses one; the first takes writes.
 pub(crate) const REGIONS: [&str; 2] = ["East US", "West US"];
+/// How many ranges a container begins with. The first one alone has no neighbours to merge.
+const RANGES: [u32; 4] = [1, 3, 4, 12];
 /// The relays of the widest theme.
 const MOST_RELAYS: usize = 3;
 
@@ -29,8 +31,11 @@ pub(crate) enum Trouble {
     Leave { slot: usize, away: Duration },
     /// The account answers otherwise: a fault of the emulator's, as JSON.
     Account(String),
-    /// A range is split.
-    Split { range: u32 },
+    /// A range is split: the one that stands there among those that there are then. For so long its
+    /// documents are out of reach.
+    Split { at: usize, locked: Duration },
+    /// Two neighbouring ranges are merged, in the same way.
+    Merge { at: usize, locked: Duration },
     /// The region that takes writes can't be reached for a while; the other takes them from then
     /// on.
     Region { length: Duration },
@@ -105,6 +110,14 @@ fn outage(rng: &mut StdRng) -> Trouble {
     Trouble::Outage { kind, length: millis(rng, 100, 900) }
 }
 
+fn split(rng: &mut StdRng) -> Trouble {
+    Trouble::Split { at: rng.random_range(0..100), locked: millis(rng, 0, 250) }
+}
+
+fn merge(rng: &mut StdRng) -> Trouble {
+    Trouble::Merge { at: rng.random_range(0..100), locked: millis(rng, 0, 250) }
+}
+
 /// Longer or shorter than it takes to learn that others take the writes.
 fn gone(rng: &mut StdRng) -> Trouble {
     Trouble::Region { length: millis(rng, 300, 15_000) }
@@ -115,9 +128,10 @@ impl Plan {
     pub(crate) fn derive(seed: u64, index: u64) -> Self {
         let mut rng = generator(seed, index, "cosmos");
         let theme = index % THEMES;
+        let merges = matches!(theme, 4 | 11 | 12);
         let relays = if theme < 3 { MOST_RELAYS } else { rng.random_range(1..=MOST_RELAYS) };
         let mut plan = Self {
-            ranges: [1, 3, 4, 12][rng.random_range(0..4)],
+            ranges: RANGES[rng.random_range(usize::from(merges)..RANGES.len())],
             relays,
             keys: rng.random_range(3..25),
             writers: 2,
@@ -141,12 +155,14 @@ impl Plan {
 
     fn theme(&mut self, rng: &mut StdRng, theme: u64) {
         let slot = rng.random_range(0..self.relays);
-        let range = rng.random_range(0..self.ranges);
         let troubles = match theme {
             0 => vec![Trouble::Kill { slot }, Trouble::Kill { slot: 0 }],
             1 => vec![Trouble::Leave { slot, away: millis(rng, 0, 600) }],
             2 => vec![Trouble::Freeze { slot, length: millis(rng, 750, 1_300) }],
-            3 | 4 => vec![Trouble::Split { range }],
+            3 => vec![split(rng)],
+            4 => vec![split(rng), merge(rng)],
+            11 => vec![merge(rng)],
+            12 => vec![merge(rng), merge(rng), split(rng), Trouble::Kill { slot }],
             5 => vec![Trouble::Account(throttled(rng)), Trouble::Account(throttled(rng))],
             6 => vec![Trouble::Account(lost(rng)), Trouble::Account(lost(rng))],
             7 => vec![Trouble::Account(refused(rng)), Trouble::Account(slow(rng))],
@@ -174,17 +190,16 @@ impl Plan {
 
     fn any(&self, rng: &mut StdRng) -> Trouble {
         let slot = rng.random_range(0..self.relays);
-        let splits = self.troubles.iter().any(|(_, one)| matches!(one, Trouble::Split { .. }));
-        match rng.random_range(0..10) {
+        match rng.random_range(0..12) {
             0 | 1 => Trouble::Kill { slot },
             2 => Trouble::Freeze { slot, length: millis(rng, 750, 1_300) },
             3 => Trouble::Leave { slot, away: millis(rng, 0, 600) },
             4 => Trouble::Account(throttled(rng)),
             5 => Trouble::Account(lost(rng)),
             6 => Trouble::Account(refused(rng)),
-            // One split each: its range has that name then no more.
             9 if !self.loses_region() => gone(rng),
-            7 if !splits => Trouble::Split { range: rng.random_range(0..self.ranges) },
+            7 => split(rng),
+            10 => merge(rng),
             _ => outage(rng),
         }
     }
@@ -206,7 +221,7 @@ mod tests {
             .flat_map(|plan| &plan.troubles)
             .map(|(_, trouble)| std::mem::discriminant(trouble))
             .collect();
-        assert_eq!(kinds.len(), 7);
+        assert_eq!(kinds.len(), 8);
         assert!(plans.iter().any(|plan| !plan.failpoints.is_empty()));
         let slots = plans.iter().flat_map(|plan| {
             let most = plan.relays;
@@ -221,7 +236,10 @@ mod tests {
                     let read: serde_json::Value = serde_json::from_str(json).expect("JSON");
                     assert!(read.is_object());
                 }
-                Trouble::Split { .. } | Trouble::Region { .. } | Trouble::Outage { .. } => {}
+                Trouble::Split { .. }
+                | Trouble::Merge { .. }
+                | Trouble::Region { .. }
+                | Trouble::Outage { .. } => {}
             }
         }
     }
