@@ -7,7 +7,7 @@
 //! place is of; the emulator numbers anew, so that a place is told by the document that it stands
 //! after. Nothing that was written before a merge is skipped or repeated by reading on over it.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
 use azure_core::http::headers::HeaderName;
 use azure_core::http::{Method, Request};
@@ -20,6 +20,7 @@ use crate::service::Service;
 pub(crate) const RANGE: &str = "x-ms-documentdb-partitionkeyrangeid";
 const START: &str = "x-ms-start-epk";
 const END: &str = "x-ms-end-epk";
+const MOST: &str = "x-ms-max-item-count";
 const BY_HASHES: (&str, &str) = ("x-ms-read-key-type", "EffectivePartitionKeyRange");
 /// Where a client's place stands in its request.
 const PLACES: [&str; 2] = ["if-none-match", "x-ms-continuation"];
@@ -84,7 +85,11 @@ enum Fate {
 
 /// What became of a container's ranges.
 #[derive(Debug, Default)]
-pub(crate) struct Fates(HashMap<u32, Fate>);
+pub(crate) struct Fates {
+    fates: HashMap<u32, Fate>,
+    /// Numbers from one to another that belong together, by range: batches that a merge has mixed.
+    mixed: HashMap<u32, Vec<(u64, u64)>>,
+}
 
 /// What became of all containers' ranges: by database and container.
 pub(crate) type History = HashMap<(String, String), Fates>;
@@ -95,12 +100,53 @@ pub(crate) struct TooWide;
 
 impl Fates {
     pub(crate) fn split(&mut self, range: u32, into: Vec<Part>) {
-        self.0.insert(range, Fate::Split(into));
+        for (next, _) in &into {
+            let mixed = self.mixed.get(&range).cloned().unwrap_or_default();
+            self.mixed.insert(*next, mixed);
+        }
+        self.fates.insert(range, Fate::Split(into));
+    }
+
+    /// Notes which documents of merged ranges stand between those of one batch: what had one moment
+    /// in both, and what was mixed before.
+    fn mix(&mut self, into: u32, merged: &[Before]) {
+        let mut groups: BTreeMap<(u64, u64), (u64, u64)> = BTreeMap::new();
+        let mut all = Vec::new();
+        for before in merged {
+            for one in &before.documents {
+                let group = groups.entry((one.seconds, one.place.lsn));
+                let (from, to) = group.or_insert((one.number, one.number));
+                (*from, *to) = ((*from).min(one.number), (*to).max(one.number));
+            }
+            for (from, to) in self.mixed.get(&before.range).into_iter().flatten() {
+                let within = |one: &&Moved| (*from..=*to).contains(&one.place.lsn);
+                let mut now = before.documents.iter().filter(within).map(|one| one.number);
+                if let Some(first) = now.next() {
+                    all.push((first, now.last().unwrap_or(first)));
+                }
+            }
+        }
+        all.extend(groups.into_values());
+        all.sort_unstable();
+        let mut mixed: Vec<(u64, u64)> = Vec::new();
+        for (from, to) in all.into_iter().filter(|(from, to)| from < to) {
+            match mixed.last_mut() {
+                Some(last) if from <= last.1 => last.1 = last.1.max(to),
+                _ => mixed.push((from, to)),
+            }
+        }
+        self.mixed.insert(into, mixed);
+    }
+
+    /// Whether a page that ends there ends in the middle of a batch.
+    fn cuts(&self, place: &Place) -> bool {
+        let mixed = place.range.and_then(|range| self.mixed.get(&range));
+        mixed.into_iter().flatten().any(|(from, to)| (*from..*to).contains(&place.lsn))
     }
 
     fn leads(&self, from: u32, to: u32) -> bool {
         from == to
-            || match self.0.get(&from) {
+            || match self.fates.get(&from) {
                 None => false,
                 Some(Fate::Split(into)) => into.iter().any(|(next, _)| self.leads(*next, to)),
                 Some(Fate::Merged { into, .. }) => self.leads(*into, to),
@@ -123,7 +169,7 @@ impl Fates {
         to: u32,
         scope: (&str, &str),
     ) -> Result<Place, TooWide> {
-        match self.0.get(&at).filter(|_| at != to) {
+        match self.fates.get(&at).filter(|_| at != to) {
             None => Ok(place),
             // Both parts, if they were merged again and both are asked for: what was read of either
             // was read before anything that was not.
@@ -178,8 +224,10 @@ pub(crate) async fn translated(
     let target = header(request, RANGE).and_then(|id| id.parse().ok());
     let fates = container_of(path).and_then(|container| history.get(&container));
     if let (Some(fates), Some(target)) = (fates, target) {
-        let scope = scope(service, request, target).await;
-        fates.follow(&mut place, target, (&scope.0, &scope.1))?;
+        // A range that is gone is told by the emulator.
+        if let Some(scope) = scope(service, request, target).await {
+            fates.follow(&mut place, target, (&scope.0, &scope.1))?;
+        }
     }
     place.range = None;
     let mut request = request.clone();
@@ -187,19 +235,35 @@ pub(crate) async fn translated(
     Ok(Some(request))
 }
 
-/// The hashes that a request asks for.
-async fn scope(service: &Service, request: &Request, range: u32) -> (String, String) {
+/// The hashes that a request asks for; none of a range that is gone.
+async fn scope(service: &Service, request: &Request, range: u32) -> Option<(String, String)> {
     let named = |name| header(request, name).map(str::to_owned);
     let (start, end) = (named(START), named(END));
-    if let (Some(start), Some(end)) = (&start, &end) {
-        return (start.clone(), end.clone());
-    }
     let whole = match container_of(request.url().path()) {
         Some((database, container)) => bounds(service, &database, &container, range).await,
         None => None,
     };
-    let (from, to) = whole.unwrap_or_else(|| (String::new(), "FF".to_owned()));
-    (start.unwrap_or(from), end.unwrap_or(to))
+    let (from, to) = whole?;
+    Some((start.unwrap_or(from), end.unwrap_or(to)))
+}
+
+/// The request for a page that has one document less, or one more where it has but one: one that
+/// ends between batches, as each of the service's does.
+pub(crate) fn resized(
+    history: &History,
+    request: &Request,
+    etag: &str,
+    more: bool,
+) -> Option<Request> {
+    let fates = history.get(&container_of(request.url().path())?)?;
+    let most: u64 = header(request, MOST)?.parse().ok()?;
+    if !fates.cuts(&Place::read(etag)?) {
+        return None;
+    }
+    let most = if more { most + 1 } else { most.checked_sub(1).filter(|most| *most > 0)? };
+    let mut request = request.clone();
+    request.headers_mut().insert(HeaderName::from_static(MOST), most.to_string());
+    Some(request)
 }
 
 /// The etag of a page with its range in it.
@@ -248,7 +312,7 @@ pub(crate) async fn before(
         loop {
             let mut headers = vec![(START, from.clone()), (END, to.clone())];
             headers.push((BY_HASHES.0, BY_HASHES.1.to_owned()));
-            headers.extend([(RANGE, range.to_string()), ("x-ms-max-item-count", "1".to_owned())]);
+            headers.extend([(RANGE, range.to_string()), (MOST, "1".to_owned())]);
             headers.extend(etag.clone().map(|etag| ("if-none-match", etag)));
             let Some((next, page)) = service.changes(&path, &headers).await? else { break };
             let place = Place::read(&next).ok_or("the emulator's etag is another one")?;
@@ -273,7 +337,7 @@ pub(crate) async fn after(
     database: &str,
     container: &str,
     into: u32,
-    merged: Vec<Before>,
+    mut merged: Vec<Before>,
     fates: &mut Fates,
 ) -> Result<(), String> {
     let path = format!("/dbs/{database}/colls/{container}/docs");
@@ -293,7 +357,7 @@ pub(crate) async fn after(
         .zip(&documents)
         .filter_map(|(number, document)| Some((document["_etag"].as_str()?, number)))
         .collect();
-    for mut before in merged {
+    for before in &mut merged {
         for one in &mut before.documents {
             let number = numbers.get(one.etag.as_str());
             one.number = *number.ok_or("a document is gone after a merge")?;
@@ -301,8 +365,10 @@ pub(crate) async fn after(
         if !before.documents.is_sorted_by_key(|one| one.number) {
             return Err("documents stand in another order after a merge".to_owned());
         }
-        let Before { range, bounds, documents } = before;
-        fates.0.insert(range, Fate::Merged { into, bounds, documents });
+    }
+    fates.mix(into, &merged);
+    for Before { range, bounds, documents } in merged {
+        fates.fates.insert(range, Fate::Merged { into, bounds, documents });
     }
     Ok(())
 }
@@ -341,7 +407,7 @@ mod tests {
     fn fates() -> Fates {
         let ends = |from: &str, to: &str| (from.to_owned(), to.to_owned());
         let merged = |into, bounds, documents| Fate::Merged { into, bounds, documents };
-        Fates(HashMap::from([
+        let fates = HashMap::from([
             (0, merged(2, ends("", "20"), vec![moved(5, "10", 1), moved(8, "11", 4)])),
             (1, merged(2, ends("20", "30"), vec![moved(2, "20", 2), moved(3, "28", 3)])),
             (2, Fate::Split(vec![(3, ends("", "28")), (4, ends("28", "30"))])),
@@ -349,7 +415,8 @@ mod tests {
             (7, Fate::Split(vec![(8, ends("60", "68")), (9, ends("68", "70"))])),
             (8, merged(10, ends("60", "68"), vec![moved(1, "61", 1), moved(3, "62", 3)])),
             (9, merged(10, ends("68", "70"), vec![moved(2, "69", 2), moved(4, "6A", 4)])),
-        ]))
+        ]);
+        Fates { fates, mixed: HashMap::new() }
     }
 
     fn followed(mut at: Place, to: u32, scope: (&str, &str)) -> Option<(u64, String)> {
@@ -400,6 +467,26 @@ mod tests {
             let found = followed(place(5, "10", "d", range), 2, ("", "30"));
             assert_eq!(found, Some((5, "10".to_owned())), "{range:?}");
         }
+    }
+
+    #[test]
+    fn a_page_ends_between_batches_that_a_merge_has_mixed() {
+        let before =
+            |range, documents| Before { range, bounds: (String::new(), String::new()), documents };
+        let one = vec![moved(1, "10", 1), moved(2, "10", 2), moved(2, "10", 4), moved(3, "10", 6)];
+        let other = vec![moved(2, "20", 3), moved(2, "20", 5), moved(4, "20", 7)];
+        let mut fates = Fates::default();
+        fates.mix(2, &[before(0, one), before(1, other)]);
+        fates.split(2, vec![(3, (String::new(), String::new()))]);
+        for range in [2, 3] {
+            let cuts = |lsn| fates.cuts(&place(lsn, "10", "d", Some(range)));
+            assert_eq!((1..=7).filter(|lsn| cuts(*lsn)).collect::<Vec<u64>>(), [2, 3, 4]);
+        }
+        // Merged again: they stay together.
+        let again = vec![moved(2, "10", 2), moved(3, "20", 5), moved(4, "10", 6)];
+        fates.mix(9, &[before(3, again)]);
+        let cuts = |lsn| fates.cuts(&place(lsn, "10", "d", Some(9)));
+        assert_eq!((1..=7).filter(|lsn| cuts(*lsn)).collect::<Vec<u64>>(), [2, 3, 4, 5]);
     }
 
     #[test]

@@ -232,7 +232,23 @@ impl Service {
             Ok(translated) => translated,
             Err(TooWide) => return Outcome::Answer(error(400, None, OF_A_PART)),
         };
-        let mut outcome = self.hand_on(translated.as_ref().unwrap_or(request)).await;
+        let request = translated.as_ref().unwrap_or(request);
+        let mut outcome = self.tagged(request).await;
+        for more in [false, true] {
+            let mut asked = request.clone();
+            while let Some(next) =
+                etag_of(&outcome).and_then(|etag| places::resized(&history, &asked, etag, more))
+            {
+                outcome = self.tagged(&next).await;
+                asked = next;
+            }
+        }
+        outcome
+    }
+
+    /// A page of changes, whose etag has its range in it.
+    async fn tagged(&self, request: &Request) -> Outcome {
+        let mut outcome = self.hand_on(request).await;
         if let Outcome::Answer(answer) = &mut outcome {
             let text = |name: &str| answer.headers().get(name)?.to_str().ok();
             let range = text(places::RANGE).and_then(|id| id.parse().ok());
@@ -416,6 +432,16 @@ pub(crate) fn error(status: u16, sub_status: Option<u32>, why: &str) -> Response
         content["substatus"] = sub_status.into();
     }
     json(status, &content)
+}
+
+/// The etag of a page with documents in it.
+fn etag_of(outcome: &Outcome) -> Option<&str> {
+    match outcome {
+        Outcome::Answer(answer) if answer.status() == StatusCode::OK => {
+            answer.headers().get(hyper::header::ETAG)?.to_str().ok()
+        }
+        _ => None,
+    }
 }
 
 fn charge(answer: &Response<Full<Bytes>>) -> f64 {
