@@ -21,6 +21,9 @@ use crate::output::colors_wanted;
 /// Overrides the level that the configuration or the command chose.
 const LEVEL_VARIABLE: &str = "POSTRIDER_LOG";
 
+/// Makers' own libraries that tell at `info` of what is their affair: how their names begin.
+const OTHERS: [&str; 2] = ["azure", "typespec"];
+
 /// Keeps the exporter alive; sends what is left when told to.
 pub(crate) struct Tracing {
     #[cfg(feature = "otlp")]
@@ -74,6 +77,18 @@ pub(crate) fn check_level(text: &str) -> Result<(), String> {
     parsed.map(drop).map_err(|error| format!("{text:?} is no log level: {error}; {remedy}"))
 }
 
+/// The same with others' libraries at `warn`, unless it names them.
+fn with_others(directives: &str) -> String {
+    let parts: Vec<&str> = directives.split(',').map(str::trim).collect();
+    let told = |part: &&str| ["info", "debug", "trace"].contains(&&*part.to_ascii_lowercase());
+    let mut whole = directives.to_owned();
+    if parts.iter().any(told) {
+        let silent = |other: &&str| !parts.iter().any(|part| part.starts_with(other));
+        OTHERS.into_iter().filter(silent).for_each(|other| whole += &format!(",{other}=warn"));
+    }
+    whole
+}
+
 /// Sets the process up to log and trace. Call once.
 ///
 /// # Errors
@@ -84,6 +99,7 @@ pub(crate) fn start(log: &LogConfig, trace: Option<&TraceConfig>) -> Result<Trac
         Ok(_) | Err(_) => log.level.clone(),
     };
     check_level(&directives).map_err(|text| Usage(format!("{LEVEL_VARIABLE}: {text}")))?;
+    let directives = with_others(&directives);
     let filter = EnvFilter::builder().parse(&directives).context("read the log level")?;
     let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
     let lines: Box<dyn Layer<Registry> + Send + Sync> = if log.json {
@@ -113,5 +129,25 @@ pub(crate) fn start(log: &LogConfig, trace: Option<&TraceConfig>) -> Result<Trac
         let _ = trace;
         registry.try_init().context("set up logging")?;
         Ok(Tracing {})
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn others_are_heard_at_warn_unless_they_are_named() {
+        for (asked, set) in [
+            ("info", "info,azure=warn,typespec=warn"),
+            ("DEBUG,postrider_relay=trace", "DEBUG,postrider_relay=trace,azure=warn,typespec=warn"),
+            ("info,azure_data_cosmos=info", "info,azure_data_cosmos=info,typespec=warn"),
+            ("warn", "warn"),
+            ("error", "error"),
+            ("postrider_relay=debug", "postrider_relay=debug"),
+        ] {
+            assert_eq!(with_others(asked), set);
+            check_level(&with_others(asked)).expect("directives");
+        }
     }
 }

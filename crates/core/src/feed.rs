@@ -55,6 +55,11 @@ pub trait Feed: Send + Sync {
     /// `Permanent` for a time below the retention horizon. A time after the head is the head.
     async fn position_at(&self, partition: &PartitionId, time: Timestamp) -> Result<Position>;
 
+    /// A position as people read it; nothing reads it back. Short, without line breaks.
+    fn describe(&self, position: &Position) -> String {
+        position.to_string()
+    }
+
     /// Waits until there may be something new, as far as this process can tell; for ever where it
     /// can't. A hint only: readers poll as well. Cancel-safe.
     async fn changed(&self) {

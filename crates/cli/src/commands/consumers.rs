@@ -7,7 +7,7 @@
 use std::process::ExitCode;
 
 use anyhow::{Result, bail};
-use postrider_core::{ConsumerName, ConsumerProgress};
+use postrider_core::{ConsumerName, ConsumerProgress, Feed};
 use serde_json::json;
 
 use super::dead_letters::confirm;
@@ -27,7 +27,7 @@ pub(super) fn run(global: &Global, command: ConsumersCommand, output: Output) ->
             ConsumersCommand::List => {
                 let opened = open(&config).await?;
                 let progress = opened.store.progress().await.source_context("read checkpoints")?;
-                list(&progress, output)
+                list(&progress, &*opened.feed, output)
             }
             ConsumersCommand::Remove { name, yes } => {
                 let question = format!(
@@ -42,7 +42,7 @@ pub(super) fn run(global: &Global, command: ConsumersCommand, output: Output) ->
     })
 }
 
-fn list(progress: &[ConsumerProgress], output: Output) -> Result<ExitCode> {
+fn list(progress: &[ConsumerProgress], feed: &dyn Feed, output: Output) -> Result<ExitCode> {
     if output.json {
         let list = progress.iter().map(super::status::progress_json).collect::<Vec<_>>();
         output.json_document(&json!({ "consumers": list }))?;
@@ -58,7 +58,7 @@ fn list(progress: &[ConsumerProgress], output: Output) -> Result<ExitCode> {
             vec![
                 Cell::plain(one.consumer.as_str()),
                 Cell::plain(one.partition.as_str()),
-                Cell::plain(one.checkpoint.position.to_string()),
+                Cell::plain(feed.describe(&one.checkpoint.position)),
                 Cell::plain(time(one.checkpoint.updated_at)),
                 Cell::number(one.pending),
                 Cell::plain(if one.ended { "ended" } else { "" }),

@@ -57,13 +57,21 @@ pub(super) fn run(global: &Global, args: &StatusArgs, output: Output) -> Result<
 struct Picture {
     group: GroupName,
     now: Timestamp,
-    heads: Vec<(String, String)>,
+    heads: Vec<Head>,
     log: Option<LogStanding>,
     mirror: Option<LogMirror>,
     leases: Vec<LeaseInfo>,
     progress: Vec<ConsumerProgress>,
     /// Whether a dead letter waits for a person.
     any_parked: bool,
+}
+
+/// Where a partition ends now.
+struct Head {
+    partition: String,
+    position: String,
+    /// The same for people.
+    shown: String,
 }
 
 /// One consumer, its partitions taken together.
@@ -136,14 +144,15 @@ impl Picture {
         let mut heads = Vec::new();
         let partitions = opened.source.partitions(&nobody).await;
         for partition in partitions.source_context("list partitions")? {
-            let head = match &log {
-                Some(log) => log.head.clone(),
+            let (position, shown) = match &log {
+                Some(log) => (log.head.clone(), log.head.clone()),
                 None => {
-                    let head = opened.feed.head(&partition).await;
-                    head.source_context("read the head")?.to_string()
+                    let head =
+                        opened.feed.head(&partition).await.source_context("read the head")?;
+                    (head.to_string(), opened.feed.describe(&head))
                 }
             };
-            heads.push((partition.as_str().to_owned(), head));
+            heads.push(Head { partition: partition.as_str().to_owned(), position, shown });
         }
         let leases = opened.store.leases(&group).await.source_context("read leases")?;
         let progress = opened.store.progress().await.source_context("read checkpoints")?;
@@ -214,11 +223,11 @@ impl Picture {
     }
 
     fn json(&self, opened: &Opened, warnings: &[String], weaker: &[String]) -> Json {
-        let partitions = self.heads.iter().map(|(partition, head)| {
+        let partitions = self.heads.iter().map(|Head { partition, position, .. }| {
             let lease = self.leases.iter().find(|lease| lease.partition.as_str() == partition);
             json!({
                 "partition": partition,
-                "head": head,
+                "head": position,
                 "lease": lease.map(|lease| json!({
                     "holder": lease.holder.as_str(),
                     "epoch": lease.epoch.get(),
@@ -266,7 +275,7 @@ impl Picture {
             escape(self.group.as_str())
         ))?;
         output.line("")?;
-        let rows = self.heads.iter().map(|(partition, head)| {
+        let rows = self.heads.iter().map(|Head { partition, shown, .. }| {
             let lease = self.leases.iter().find(|lease| lease.partition.as_str() == partition);
             let (holder, left) = match lease {
                 Some(lease) if !lease.remaining.is_zero() => {
@@ -277,7 +286,7 @@ impl Picture {
             let epoch = lease.map_or("-".to_owned(), |lease| lease.epoch.get().to_string());
             vec![
                 Cell::plain(partition),
-                Cell::plain(head),
+                Cell::plain(shown),
                 Cell::plain(epoch),
                 Cell::plain(left),
                 Cell::plain(holder),

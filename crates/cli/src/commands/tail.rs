@@ -86,7 +86,7 @@ impl<'a> Tail<'a> {
                 if !matches(args, &entry) {
                     continue;
                 }
-                print(&partition, &entry, args.payload, output)?;
+                print(self.feed, &partition, &entry, args.payload, output)?;
                 left = left.map(|left| left - 1);
                 if left == Some(0) {
                     return Ok(());
@@ -171,12 +171,18 @@ fn matches(args: &TailArgs, entry: &Entry) -> bool {
     key && topic
 }
 
-fn print(partition: &PartitionId, entry: &Entry, payload: bool, output: Output) -> Result<()> {
+fn print(
+    feed: &dyn Feed,
+    partition: &PartitionId,
+    entry: &Entry,
+    payload: bool,
+    output: Output,
+) -> Result<()> {
     match entry {
         Entry::Record(record) if output.json => {
             output.json_line(&record_json(partition, record, payload))?;
         }
-        Entry::Record(record) => print_record(partition, record, payload, output)?,
+        Entry::Record(record) => print_record(feed, partition, record, payload, output)?,
         Entry::Malformed(malformed) if output.json => output.json_line(&json!({
             "partition": partition.as_str(),
             "position": malformed.position.to_string(),
@@ -186,13 +192,15 @@ fn print(partition: &PartitionId, entry: &Entry, payload: bool, output: Output) 
         Entry::Malformed(malformed) => {
             let text = format!("unreadable: {}", escape(&malformed.reason));
             let text = output.paint(Tone::Bad, text);
-            output.line(format!("{}  {partition}  {text}", malformed.position))?;
+            let position = feed.describe(&malformed.position);
+            output.line(format!("{position}  {partition}  {text}"))?;
         }
     }
     Ok(())
 }
 
 fn print_record(
+    feed: &dyn Feed,
     partition: &PartitionId,
     record: &Record,
     payload: bool,
@@ -202,7 +210,7 @@ fn print_record(
     output.line(format!(
         "{}  {}  {partition}  {}  key={}  topic={}  id={}  {} bytes",
         time(record.appended_at),
-        output.paint(Tone::Faint, record.position.to_string()),
+        output.paint(Tone::Faint, feed.describe(&record.position)),
         output.paint(Tone::Strong, escape(event.event_type().as_str())),
         escape(event.key().as_str()),
         escape(event.topic().as_str()),

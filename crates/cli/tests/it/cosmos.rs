@@ -139,6 +139,40 @@ fn a_kill_a_split_and_throttling_lose_nothing_and_sessions_keep_their_order() {
     assert_eq!(seen.len(), all);
     let status = world.home.postrider(&["status", "--json"]).expect(0).json();
     assert_eq!(status["consumers"][0]["pending"], json!(0), "{status}");
+    // People read numbers, programs the whole place.
+    let place = status["partitions"][0]["head"].as_str().expect("a place");
+    assert!(place.starts_with("0x") && place.len() > 200, "{place}");
+    for command in
+        [&["status"][..], &["consumers", "list"], &["tail", "--no-follow", "--from", "oldest"]]
+    {
+        let told = world.home.postrider(command);
+        assert!(told.out.contains("lsn "), "{}", told.out);
+        assert!(told.out.lines().all(|line| line.len() < 250), "{}", told.out);
+    }
+}
+
+/// What the libraries of Azure tell of themselves is no news of a relay's, unless it is asked for.
+#[test]
+fn the_log_is_the_relays_own() {
+    let world = World::new(1);
+    world.configure("");
+    let lines = |level: &str| {
+        world.configure(&format!("[log]\nformat = \"json\"\nlevel = \"{level}\"\n"));
+        let relay = world.home.start(&["run"]);
+        relay.line_with("lease acquired");
+        relay.signal(Signal::TERM);
+        let told = eventually("it ends", || {
+            let seen = relay.seen();
+            seen.contains("stopped").then_some(seen)
+        });
+        assert_eq!(relay.ended(), Some(0));
+        told
+    };
+    let own = lines("info");
+    assert!(own.contains("\"target\":\"postrider"), "{own}");
+    assert!(!own.contains("\"target\":\"azure"), "{own}");
+    let all = lines("info,azure=info");
+    assert!(all.contains("\"target\":\"azure"), "{all}");
 }
 
 /// Three relays have four of twelve ranges each, and two have six once the third is dead.
