@@ -252,12 +252,13 @@ async fn scope(service: &Service, request: &Request, range: u32) -> Option<(Stri
 pub(crate) fn resized(
     history: &History,
     request: &Request,
-    etag: &str,
+    (etag, count): (&str, u64),
     more: bool,
 ) -> Option<Request> {
     let fates = history.get(&container_of(request.url().path())?)?;
     let most: u64 = header(request, MOST)?.parse().ok()?;
-    if !fates.cuts(&Place::read(etag)?) {
+    // A page that is not full is the end of what is asked for.
+    if count < most || !fates.cuts(&Place::read(etag)?) {
         return None;
     }
     let most = if more { most + 1 } else { most.checked_sub(1).filter(|most| *most > 0)? };

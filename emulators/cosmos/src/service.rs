@@ -40,6 +40,8 @@ const REQUEST_BYTES_MAX: usize = 8 * 1024 * 1024;
 const LOOK: Duration = Duration::from_millis(10);
 /// What an answer without a charge of its own counts as.
 const CHARGE: &str = "x-ms-request-charge";
+/// How many documents a page has.
+const COUNT: &str = "x-ms-item-count";
 const ETAG: HeaderName = HeaderName::from_static("etag");
 /// No client of Microsoft's asks so; the service's answer is not known.
 const OF_A_PART: &str = "the etag is of a range that was merged since; name its hashes by \
@@ -237,7 +239,7 @@ impl Service {
         for more in [false, true] {
             let mut asked = request.clone();
             while let Some(next) =
-                etag_of(&outcome).and_then(|etag| places::resized(&history, &asked, etag, more))
+                page_of(&outcome).and_then(|page| places::resized(&history, &asked, page, more))
             {
                 outcome = self.tagged(&next).await;
                 asked = next;
@@ -434,11 +436,12 @@ pub(crate) fn error(status: u16, sub_status: Option<u32>, why: &str) -> Response
     json(status, &content)
 }
 
-/// The etag of a page with documents in it.
-fn etag_of(outcome: &Outcome) -> Option<&str> {
+/// The etag of a page, and how many documents it has, if it has any.
+fn page_of(outcome: &Outcome) -> Option<(&str, u64)> {
     match outcome {
         Outcome::Answer(answer) if answer.status() == StatusCode::OK => {
-            answer.headers().get(hyper::header::ETAG)?.to_str().ok()
+            let text = |name: &str| answer.headers().get(name)?.to_str().ok();
+            Some((text(ETAG.as_str())?, text(COUNT)?.parse().ok()?))
         }
         _ => None,
     }
