@@ -181,6 +181,108 @@ async fn a_commit_is_made_again_by_a_process_that_has_seen_nothing() {
     assert!(saved(&world).await);
 }
 
+/// The requests of a commit that demands no version, by a process that has seen nothing: it looks
+/// the entity up, sends the batch, and looks for what became of it.
+const STEPS: [&str; 2] = ["readItem", "batch"];
+
+/// What a commit left, and that the same one made again is saved once.
+async fn one_fate(world: &World, operations: &[DocumentOperation], events: &[NewEvent], at: &str) {
+    world.account.clear_faults().expect("cleared");
+    // It asserts that the change and its event are both there, or neither is.
+    let before = saved(world).await;
+    persist(&world.another_store().await, operations, events).await;
+    assert!(saved(world).await, "{at}, saved before: {before}");
+    assert_eq!(world.numbers().await, [1, 2], "{at}, saved before: {before}");
+}
+
+/// Every failure that the service has a number for, and answers that are lost, at each of a
+/// commit's requests, the look for what became of it included.
+#[tokio::test]
+async fn a_commit_that_fails_at_any_step_has_one_fate() {
+    let batched = |status: u16| {
+        format!(
+            r#""answer": {{"status": 207, "content": [{{"statusCode": 424, "requestCharge": 0}},
+                {{"statusCode": {status}, "requestCharge": 0, "retryAfterMilliseconds": 1}}]}}"#
+        )
+    };
+    let whole = |status: u16| format!(r#""answer": {{"status": {status}, "retryAfterMs": 1}}"#);
+    for step in STEPS {
+        let mut faults: Vec<String> = [409, 412, 413, 429, 449, 503].map(whole).into();
+        if step == "batch" {
+            faults.extend([409, 412, 413, 429, 449].map(batched));
+            // The batch is saved, and its answer is another one, or none.
+            faults.extend(
+                [408, 503].map(|status| format!("\"carriedOut\": true, {}", whole(status))),
+            );
+        }
+        faults.push(r#""carriedOut": true"#.to_owned());
+        faults.push(r#""carriedOut": false"#.to_owned());
+        for fault in &faults {
+            let (world, _, events) = about_to_change().await;
+            let operations = [replace("2", None)];
+            let fault = format!(r#"{{"operation": "{step}", "count": 2, {fault}}}"#);
+            world.account.fault(&fault).expect("a fault");
+            if step == "readItem" {
+                // The first look finds nothing wrong, and the answer to the batch is lost: it is
+                // the look for what became of it that fails, too.
+                let lost = r#"{"operation": "batch", "carriedOut": true}"#;
+                world.account.fault(lost).expect("a fault");
+            }
+            let batch = DocumentBatch {
+                partition_key: "c1".to_owned(),
+                operations: operations.to_vec(),
+                events: events.clone(),
+            };
+            // Whatever it answers; a success is one.
+            if world.another_store().await.commit(batch).await.is_ok() {
+                assert!(saved(&world).await, "{fault}");
+            }
+            one_fate(&world, &operations, &events, &fault).await;
+        }
+    }
+}
+
+/// The request that it is for is under way.
+async fn fault_is_met(world: &World) {
+    while !world.account.ask("GET", "faults", "").expect("faults").contains("[]") {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+/// A commit whose process dies at any of its requests, before and after the service has it.
+#[tokio::test]
+async fn a_commit_that_is_cut_off_at_any_step_has_one_fate() {
+    for step in STEPS {
+        for carried_out in [false, true] {
+            let (world, _, events) = about_to_change().await;
+            let operations = [replace("2", None)];
+            let fault = format!(
+                r#"{{"operation": "{step}", "count": 1, "delayMs": 60000,
+                    "carriedOut": {carried_out}}}"#
+            );
+            world.account.fault(&fault).expect("a fault");
+            let store = world.another_store().await;
+            let batch = DocumentBatch {
+                partition_key: "c1".to_owned(),
+                operations: operations.to_vec(),
+                events: events.clone(),
+            };
+            tokio::select! {
+                done = store.commit(batch) => panic!("the answer is a minute away: {done:?}"),
+                () = fault_is_met(&world) => {}
+            }
+            drop(store);
+            if step == "batch" && carried_out {
+                let until = tokio::time::Instant::now() + Duration::from_secs(30);
+                while !saved(&world).await {
+                    assert!(tokio::time::Instant::now() < until, "it was carried out");
+                }
+            }
+            one_fate(&world, &operations, &events, &fault).await;
+        }
+    }
+}
+
 /// Batches while the container is split and merged under them.
 #[tokio::test]
 async fn batches_go_on_while_the_container_is_split_and_merged() {

@@ -77,8 +77,12 @@ async fn a_page_is_left_and_entered_in_the_middle() {
 async fn pages_without_events_are_read_over() {
     let world = World::new(1).await;
     for n in 0..7 {
-        let contact = |i| json!({ "id": format!("c{i}"), "partitionKey": format!("k{n}"), "type": "contact", "data": {} });
-        world.write(&format!("k{n}"), &(0..60).map(contact).collect::<Vec<_>>()).await;
+        let key = format!("k{n}");
+        let contact = |i| {
+            let id = format!("c{i}");
+            json!({ "id": id, "partitionKey": key, "type": "contact", "data": {} })
+        };
+        world.write(&key, &(0..60).map(contact).collect::<Vec<_>>()).await;
     }
     world.append(&[event("k", 1)]).await;
     let page = Feed::read(&world.store, &whole(), &Position::START, WHOLE).await.expect("readable");
