@@ -16,6 +16,7 @@ mod doubt;
 mod kafka;
 mod nats;
 mod rabbitmq;
+mod rabbitmq_stream;
 mod redis;
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -149,6 +150,9 @@ impl Broker {
         let usually = if schedule.moods.refused_one_in > 0 { Takes::Small } else { Takes::All };
         let mut server: Box<dyn Server> = match sink {
             SinkKind::Nats => Box::new(nats::Stream::start()?),
+            SinkKind::Rabbitmq if schedule.index % 2 == 1 => {
+                Box::new(rabbitmq_stream::Stream::start(usually)?)
+            }
             SinkKind::Rabbitmq => Box::new(rabbitmq::Queue::start(schedule, usually)?),
             SinkKind::Redis => Box::new(redis::Stream::start(schedule.index)?),
             SinkKind::Kafka => Box::new(kafka::Topic::start(schedule)?),

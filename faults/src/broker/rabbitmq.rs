@@ -1,6 +1,7 @@
 //! RabbitMQ: a durable queue, which drops no repetitions.
 //!
-//! What lives here: the queue, and emptying it. What does not: outages (`mod.rs`), the server.
+//! What lives here: the queue, and emptying it. What does not: outages (`mod.rs`), the server,
+//! streams (`rabbitmq_stream.rs`).
 //! Invariant: relays have no more events under way, all together, than is told of the queue's
 //! nature: a repetition of anything else is one too many.
 
@@ -40,6 +41,8 @@ const LET_LARGE: &str = "application:set_env(rabbit, max_message_size, 134217728
 const SLOW: Duration = Duration::from_millis(20);
 /// What a quorum queue adds.
 const COUNT_HEADER: &str = "x-delivery-count";
+/// What a stream adds.
+const OFFSET_HEADER: &str = "x-stream-offset";
 
 /// A running server with its queue.
 pub(super) struct Queue {
@@ -52,7 +55,7 @@ pub(super) struct Queue {
 }
 
 impl Queue {
-    /// A classic queue or, in every other schedule, a quorum queue.
+    /// A classic queue or, in every other schedule that has a queue, a quorum queue.
     pub(super) fn start(schedule: &Schedule, takes: Takes) -> Result<Self> {
         let limited = takes == Takes::Small;
         let server = RabbitMq::start(if limited { SMALL } else { "" }).context("start RabbitMQ")?;
@@ -61,7 +64,7 @@ impl Queue {
         let relays = schedule.relays as u64;
         let mut queue = Self { server, runtime, open: None, relays, limited };
         let mut arguments = FieldTable::default();
-        if schedule.index % 2 == 1 {
+        if schedule.index % 4 == 2 {
             arguments.insert("x-queue-type".into(), AMQPValue::LongString("quorum".into()));
         }
         queue.ask(async move |channel| {
@@ -88,7 +91,7 @@ impl Queue {
     }
 }
 
-async fn connect(url: &str) -> Result<(Connection, Channel)> {
+pub(super) async fn connect(url: &str) -> Result<(Connection, Channel)> {
     // Without a limit of its own the client takes the server's, also where that is none.
     let limited = format!("{url}/%2f?frame_max=131072");
     let connection = Connection::connect(&limited, ConnectionProperties::default()).await;
@@ -181,26 +184,26 @@ impl Server for Queue {
 }
 
 /// The event, as it arrived.
-fn message(delivery: Delivery) -> Result<Delivered> {
+pub(super) fn message(delivery: Delivery) -> Result<Delivered> {
     let properties = &delivery.properties;
     let text = |value: &Option<ShortString>, what: &str| {
         let value = value.as_ref().with_context(|| format!("a message has no {what}"))?;
         anyhow::Ok(value.to_string())
     };
-    let persistent = *properties.delivery_mode() == Some(2);
-    ensure!(persistent, "a message is not persistent");
     let (mut own, mut headers) = (HashMap::new(), Vec::new());
     let table = properties.headers().as_ref().context("a message has no headers")?;
     for (name, value) in table.inner() {
         let name = name.as_str();
-        if name == COUNT_HEADER {
+        if [COUNT_HEADER, OFFSET_HEADER].contains(&name) {
             continue;
         }
         let AMQPValue::LongString(value) = value else {
             anyhow::bail!("the header {name} of a message is {value:?}")
         };
         match name {
-            "postrider-key" | "postrider-topic" => drop(own.insert(name, value.to_string())),
+            "postrider-key" | "postrider-topic" | "postrider-type" => {
+                drop(own.insert(name, value.to_string()))
+            }
             _ => headers.push((name.to_ascii_lowercase(), value.to_string())),
         }
     }
@@ -210,7 +213,15 @@ fn message(delivery: Delivery) -> Result<Delivered> {
         id: EventId::from_uuid(id),
         key: own.remove("postrider-key").context("a message has no key")?,
         topic: own.remove("postrider-topic").context("a message has no topic")?,
-        event_type: text(properties.kind(), "type")?,
+        event_type: match own.remove("postrider-type") {
+            // A stream's messages have it there, and are all persistent.
+            Some(name) => name,
+            None => {
+                let persistent = *properties.delivery_mode() == Some(2);
+                ensure!(persistent, "a message is not persistent");
+                text(properties.kind(), "type")?
+            }
+        },
         content_type: text(properties.content_type(), "content type")?,
         headers,
         payload: delivery.data,

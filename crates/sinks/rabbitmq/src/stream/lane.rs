@@ -251,10 +251,11 @@ impl Lane {
     }
 
     async fn read_to_the_end(&self, link: &mut Link, seen: &Seen) -> Result<(), Refusal> {
+        let before = seen.read_to(&self.stream);
         link.subscribe(&self.stream, From::Last).await?;
         let end = link.chunk(|bytes| Some(Chunk::read(bytes)?.end)).await?;
         link.unsubscribe().await?;
-        let begin = seen.begin(&self.stream, end);
+        let begin = seen.begin(&self.stream, before, end);
         if begin >= end {
             return Ok(());
         }

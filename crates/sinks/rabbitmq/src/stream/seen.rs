@@ -79,10 +79,16 @@ impl Seen {
         self.with(stream, |known| known.own.add(id.as_u128()));
     }
 
-    /// Where to read on in a stream that ends at an offset now.
-    pub(crate) fn begin(&self, stream: &str, end: u64) -> u64 {
+    /// Up to where a stream was read so far. To be asked before its end is.
+    pub(crate) fn read_to(&self, stream: &str) -> u64 {
+        self.with(stream, |known| known.read_to)
+    }
+
+    /// Where to read on in a stream whose end is at an offset, and of which `before` was read when
+    /// its end was asked for. Others may have read beyond that end since.
+    pub(crate) fn begin(&self, stream: &str, before: u64, end: u64) -> u64 {
         self.with(stream, |known| {
-            if known.read_to > end {
+            if before > end {
                 // It is shorter than what was read of it: it was deleted and made anew.
                 *known = Known::default();
             }
@@ -127,13 +133,16 @@ mod tests {
     #[test]
     fn a_stream_is_read_on_where_reading_ended_but_never_from_too_far_back() {
         let seen = Seen::default();
-        assert_eq!(seen.begin("s", 100), 0);
+        assert_eq!(seen.begin("s", 0, 100), 0);
         seen.reached("s", 80, std::iter::empty());
         seen.reached("s", 60, std::iter::empty());
-        assert_eq!((seen.begin("s", 100), seen.begin("t", 100)), (80, 0));
-        assert_eq!(seen.begin("s", 80 + READ_BACK + 3), 83);
+        assert_eq!((seen.begin("s", 80, 100), seen.begin("t", 0, 100)), (80, 0));
+        assert_eq!(seen.begin("s", 80, 80 + READ_BACK + 3), 83);
         seen.add("s", &Uuid::nil());
-        assert_eq!(seen.begin("s", 70), 0, "it was deleted and made anew");
+        // Another read on after this one's end was asked for: nothing is wrong with the stream.
+        assert_eq!(seen.begin("s", 60, 70), 80);
+        assert!(seen.has("s", &Uuid::nil()));
+        assert_eq!(seen.begin("s", seen.read_to("s"), 70), 0, "it was deleted and made anew");
         assert!(!seen.has("s", &Uuid::nil()));
     }
 }
