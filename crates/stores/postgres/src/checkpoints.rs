@@ -103,10 +103,10 @@ const STANDINGS: &str =
 /// did not see. A row is before a tick when the tick's snapshot sees it or an anchor has settled
 /// it; of the tick that a position lies within, the rows up to the position's seq are passed, too.
 /// Rows that no tick has yet belong to the newest generation.
-/// Late rows are looked up by transaction, as pairs (xid, seq), which one index alone has, under a
-/// limit that the planner can't know: it takes any other plan to be dearer, and what the statistics
-/// say of a bulk load's ids (all rows are of one) does not make it read the table. Below a floor
-/// that reaches the tick's end all is settled and nothing is looked up.
+/// Both are read by their indexes, in order and under a limit that the planner can't know, so that
+/// it takes any other plan to be dearer: where statistics are missing or old it would else read the
+/// whole table. Late ones are looked up by transaction, as pairs (xid, seq), which one index alone
+/// has. Below a floor that reaches the tick's end all is settled and nothing is looked up.
 /// A key is hashed once for each number of partitions: left to the planner, once for each standing.
 const PENDING: &str = "WITH standing AS MATERIALIZED (
         SELECT s.*, b.snap AS before_snap, b.seq_hi AS before_hi, b.floor AS before_floor,
@@ -120,7 +120,10 @@ const PENDING: &str = "WITH standing AS MATERIALIZED (
         LEFT JOIN {schema}.{outbox_tick} AS w ON w.stamp = s.stamp AND w.stamp > b.stamp
         LEFT JOIN {schema}.{outbox_tick} AS e ON e.stamp = s.last_stamp),
     beyond AS (
-        SELECT o.xid, o.seq, o.created_at, o.key FROM {schema}.{outbox} AS o WHERE o.seq > $1
+        SELECT * FROM (
+            SELECT o.xid, o.seq, o.created_at, o.key FROM {schema}.{outbox} AS o
+            WHERE o.seq > $1
+            ORDER BY o.seq LIMIT (SELECT 9223372036854775807)) AS newer
         UNION ALL
         SELECT late.xid, late.seq, late.created_at, late.key
         FROM (SELECT e.x, min(s.before_floor) AS floor FROM standing AS s

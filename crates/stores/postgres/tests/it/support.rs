@@ -171,3 +171,38 @@ pub(crate) fn payloads(records: &[Record]) -> Vec<String> {
     let text = |record: &Record| String::from_utf8(record.event.payload().to_vec());
     records.iter().map(|record| text(record).expect("text")).collect()
 }
+
+/// Thirty thousand events of many transactions, so that statistics show how ids grow with numbers.
+pub(crate) const FILL: &str = "DO $$ BEGIN FOR n IN 1..300 LOOP
+        INSERT INTO postrider.outbox (key, topic, type, payload)
+        SELECT 'k' || i, 't', 'T', '' FROM generate_series(1, 100) AS i;
+        COMMIT;
+    END LOOP; END $$";
+
+/// Two open transactions: one with another's end behind it, so that a snapshot lists it, and one
+/// behind all that have ended.
+pub(crate) async fn open_two(world: &World) -> [tokio_postgres::Client; 2] {
+    let open = [world.session().await, world.session().await];
+    let begin = "BEGIN; SELECT pg_current_xact_id()";
+    open[0].batch_execute(begin).await.expect("begun");
+    world.append(vec![event("b", "1")]).await;
+    open[1].batch_execute(begin).await.expect("begun");
+    open
+}
+
+/// How many rows of the outbox the server read for `work`, as it counts them itself.
+pub(crate) async fn rows_read(
+    client: &tokio_postgres::Client,
+    work: impl Future<Output = ()>,
+) -> i64 {
+    let read = "SELECT sum(idx_tup_read + coalesce(seq_tup_read, 0))::bigint
+        FROM pg_stat_user_indexes JOIN pg_stat_user_tables USING (relid)
+        WHERE pg_stat_user_tables.relname LIKE 'outbox_s%'";
+    // Its counts come after a while; those of the steps before must not be taken for the work's.
+    tokio::time::sleep(Duration::from_millis(1_500)).await;
+    let before: i64 = one(client, read).await;
+    work.await;
+    tokio::time::sleep(Duration::from_millis(1_500)).await;
+    let after: i64 = one(client, read).await;
+    after - before
+}

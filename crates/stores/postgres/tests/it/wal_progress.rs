@@ -16,6 +16,7 @@ use crate::wal_support::*;
 on_both_versions! {
     what_is_pending_in_the_log_is_what_was_not_confirmed
     late_rows_are_pending
+    counting_at_the_head_of_the_log_reads_no_old_rows
 }
 
 struct World {
@@ -209,4 +210,31 @@ async fn late_rows_are_pending(version: Version) {
     // Of another cluster: what was numbered before, and seen.
     assert_eq!(pending_with(&session, &wal, &listed, "1, 0, 1").await, 2);
     assert_eq!(pending_with(&session, &wal, &listed, "2, 0, 1").await, 1);
+}
+
+/// As `counting_at_the_head_reads_no_old_rows`: the count is made every few seconds.
+async fn counting_at_the_head_of_the_log_reads_no_old_rows(version: Version) {
+    let world = support::World::new(version, 1).await;
+    let store = open_store(&world.database.url()).await;
+    let wal = PostgresWal::new(store, WalOptions::new()).expect("options");
+    let session = world.session().await;
+    session.batch_execute(FILL).await.expect("filled");
+    let open = open_two(&world).await;
+    let append = "SELECT postrider.append('k', 'orders', 'T', '1'::bytea)";
+    let snapshot: String = one(&session, "SELECT pg_current_snapshot()::text").await;
+    session.batch_execute(append).await.expect("appended");
+    let numbers = "pg_sequence_last_value('postrider.outbox_seq') - 1, 0, s.system_identifier";
+    for statistics in [false, true] {
+        if statistics {
+            session.batch_execute("ANALYZE postrider.outbox").await.expect("analysed");
+        }
+        let counts = async {
+            for _ in 0..20 {
+                assert_eq!(pending_with(&session, &wal, &snapshot, numbers).await, 1);
+            }
+        };
+        let read = rows_read(&session, counts).await;
+        assert!(read < 2_000, "{read} rows read, with statistics: {statistics}");
+    }
+    drop(open);
 }
