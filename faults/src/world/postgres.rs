@@ -74,14 +74,16 @@ const TABLES: &str = "
     CREATE FUNCTION fault.note_takeover() RETURNS trigger LANGUAGE plpgsql AS $$
     BEGIN
         INSERT INTO fault.takeover (partition, old_holder, released, position, letters)
-        VALUES (NEW.partition, OLD.holder, OLD.released,
+        VALUES (NEW.partition, coalesce(OLD.holder, ''), coalesce(OLD.released, true),
             (SELECT position FROM postrider.checkpoint WHERE partition = NEW.partition),
             ARRAY(SELECT id FROM postrider.dead_letter
                 WHERE partition = NEW.partition AND id IS NOT NULL));
         RETURN NULL;
     END $$;
     CREATE TRIGGER fault_takeover AFTER UPDATE OF epoch ON postrider.lease
-        FOR EACH ROW WHEN (NEW.epoch <> OLD.epoch) EXECUTE FUNCTION fault.note_takeover();";
+        FOR EACH ROW WHEN (NEW.epoch <> OLD.epoch) EXECUTE FUNCTION fault.note_takeover();
+    CREATE TRIGGER fault_first AFTER INSERT ON postrider.lease
+        FOR EACH ROW EXECUTE FUNCTION fault.note_takeover();";
 
 /// Only what has none yet: a place never changes.
 const FIND_PLACES: &str = "INSERT INTO fault.place (id, stamp, generation)

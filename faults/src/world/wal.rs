@@ -42,7 +42,8 @@ pub(super) const TABLES: &str = "
         number bigint;
     BEGIN
         INSERT INTO fault.takeover (partition, old_holder, released, letters)
-        VALUES (NEW.partition, OLD.holder, OLD.released, '{}') RETURNING n INTO number;
+        VALUES (NEW.partition, coalesce(OLD.holder, ''), coalesce(OLD.released, true), '{}')
+            RETURNING n INTO number;
         INSERT INTO fault.book SELECT number, s.* FROM fault.standing AS s;
         RETURN NULL;
     END $$;
