@@ -16,8 +16,8 @@
 //!
 //! Where an older copy of the database takes its place, each database has its own take-overs and
 //! checkpoints, and the two allowances add up. The copy's leases and checkpoints are those of an
-//! earlier moment, so the first take-over of each partition in it is as if its holder had died, also
-//! where the copy knows of no holder yet and gives the lease out for the first time.
+//! earlier moment, so the first take-over of each partition in it is as if its holder had died,
+//! also where the copy knows of no holder yet and gives the lease out for the first time.
 
 use std::collections::{HashMap, HashSet};
 

@@ -83,8 +83,8 @@ impl fmt::Debug for Covered {
     }
 }
 
-/// A lease that went from one holder to the next, or that PostgreSQL gave out for the first time: by
-/// nobody (an empty name), in order.
+/// A lease that went from one holder to the next, or that PostgreSQL gave out for the first time:
+/// by nobody (an empty name), in order.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Takeover {
     /// Numbers of one database differ, and are larger the later.

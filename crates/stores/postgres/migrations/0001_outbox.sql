@@ -242,9 +242,9 @@ $body$;
 -- half as much again. The casts make the columns' types those of the variable; without them each
 -- row would be converted.
 --
--- Its queries are planned once in a session: left to itself the server plans them anew in each call,
--- for all segments, which costs as much as reading a tick. One plan must then fit segments of any
--- size, also those that were empty when it was made, so it may only go by the indexes.
+-- Its queries are planned once in a session: left to itself the server plans them anew in each
+-- call, for all segments, which costs as much as reading a tick. One plan must then fit segments of
+-- any size, also those that were empty when it was made, so it may only go by the indexes.
 CREATE FUNCTION {schema}.{outbox_read}(
     after_stamp bigint, after_seq bigint, max_rows integer, max_bytes bigint
 ) RETURNS SETOF {schema}.feed_row LANGUAGE plpgsql VOLATILE SET jit = off
