@@ -18,6 +18,7 @@ mod log;
     feature = "redis",
     feature = "webhook"
 ))]
+#[allow(dead_code, reason = "no kind has all of the keys, and a build may have one kind")]
 mod message;
 #[cfg(feature = "nats")]
 mod nats;

@@ -63,25 +63,15 @@ pub(super) const KIND: Kind = Kind {
             "How the user is proven, with user and password.",
         ),
         key("user", Shape::Text, Need::Optional, "The user, with sasl and password."),
-        key("password", Shape::Secret, Need::Optional, "The user's password."),
+        message::PASSWORD,
         key(
             "ca_file",
             Shape::Text,
             Need::Optional,
             "PEM file with the certificate authorities to trust instead of the system's.",
         ),
-        key(
-            "client_certificate_file",
-            Shape::Text,
-            Need::Optional,
-            "PEM file with this client's certificate, with client_key_file.",
-        ),
-        key(
-            "client_key_file",
-            Shape::Text,
-            Need::Optional,
-            "PEM file with the key of client_certificate_file.",
-        ),
+        message::CLIENT_CERTIFICATE_FILE,
+        message::CLIENT_KEY_FILE,
         key(
             "transactions",
             Shape::Text,

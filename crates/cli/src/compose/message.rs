@@ -25,6 +25,46 @@ pub(super) const SOURCE: Key = key(
     "The source attribute of CloudEvents; /postrider without it.",
 );
 
+/// Who logs in.
+pub(super) const USER: Key =
+    key("user", Shape::Text, Need::Optional, "User, with password; the URL's without.");
+
+/// That user's password.
+pub(super) const PASSWORD: Key =
+    key("password", Shape::Secret, Need::Optional, "The user's password.");
+
+/// Whom a server's certificate may come from, besides the system's authorities.
+pub(super) const CA_FILE: Key = key(
+    "ca_file",
+    Shape::Text,
+    Need::Optional,
+    "PEM file with further certificate authorities to trust.",
+);
+
+/// This client's own certificate.
+pub(super) const CLIENT_CERTIFICATE_FILE: Key = key(
+    "client_certificate_file",
+    Shape::Text,
+    Need::Optional,
+    "PEM file with this client's certificate, with client_key_file.",
+);
+
+/// The key of that certificate.
+pub(super) const CLIENT_KEY_FILE: Key = key(
+    "client_key_file",
+    Shape::Text,
+    Need::Optional,
+    "PEM file with the key of client_certificate_file.",
+);
+
+/// Whether other hosts may be spoken to in the clear.
+pub(super) const ALLOW_PLAIN: Key = key(
+    "allow_plain",
+    Shape::Switch,
+    Need::Default("false"),
+    "Permits connections without TLS to hosts other than loopback.",
+);
+
 /// Time for connecting.
 pub(super) const CONNECT_TIMEOUT_MS: Key = key(
     "connect_timeout_ms",

@@ -37,7 +37,7 @@ pub(super) const KIND: Kind = Kind {
             "Stream that has to take the events; any one that has their subjects without it.",
         ),
         key("user", Shape::Text, Need::Optional, "User, with password."),
-        key("password", Shape::Secret, Need::Optional, "The user's password."),
+        message::PASSWORD,
         key("token", Shape::Secret, Need::Optional, "A token, instead of a user."),
         key("nkey", Shape::Secret, Need::Optional, "The seed of an NKEY, instead of a user."),
         key(
@@ -46,30 +46,10 @@ pub(super) const KIND: Kind = Kind {
             Need::Optional,
             "The text of a credentials file, such as \"file:app.creds\", instead of a user.",
         ),
-        key(
-            "ca_file",
-            Shape::Text,
-            Need::Optional,
-            "PEM file with further certificate authorities to trust.",
-        ),
-        key(
-            "client_certificate_file",
-            Shape::Text,
-            Need::Optional,
-            "PEM file with this client's certificate, with client_key_file.",
-        ),
-        key(
-            "client_key_file",
-            Shape::Text,
-            Need::Optional,
-            "PEM file with the key of client_certificate_file.",
-        ),
-        key(
-            "allow_plain",
-            Shape::Switch,
-            Need::Default("false"),
-            "Permits connections without TLS to hosts other than loopback.",
-        ),
+        message::CA_FILE,
+        message::CLIENT_CERTIFICATE_FILE,
+        message::CLIENT_KEY_FILE,
+        message::ALLOW_PLAIN,
         key(
             "unroutable",
             Shape::Choice(&["retry", "park"]),

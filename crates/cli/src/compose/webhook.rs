@@ -65,12 +65,7 @@ pub(super) const KIND: Kind = Kind {
         ),
         message::timeout_ms("10000", "Time for one request, in milliseconds."),
         message::CONNECT_TIMEOUT_MS,
-        key(
-            "ca_file",
-            Shape::Text,
-            Need::Optional,
-            "PEM file with further certificate authorities to trust.",
-        ),
+        message::CA_FILE,
         key(
             "proxy",
             Shape::Secret,
