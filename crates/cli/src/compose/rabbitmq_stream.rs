@@ -8,6 +8,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use postrider_core::{Result, Sink};
+use postrider_relay::SystemClock;
 use postrider_sink_rabbitmq::{RabbitMqStream, RabbitMqStreamConfig, Unroutable};
 
 use super::message;
@@ -84,7 +85,7 @@ pub(super) fn check_sinks(sinks: &[SinkConfig]) -> Vec<Problem> {
 }
 
 pub(super) fn open(config: &SinkConfig) -> Result<Arc<dyn Sink>> {
-    Ok(Arc::new(RabbitMqStream::new(&settings(config))?))
+    Ok(Arc::new(RabbitMqStream::new(&settings(config), Arc::new(SystemClock))?))
 }
 
 fn settings(config: &SinkConfig) -> RabbitMqStreamConfig {

@@ -41,9 +41,10 @@ const READ_BYTES: usize = 64 << 10;
 
 /// A connection.
 pub(crate) struct Link {
-    stream: Stream,
-    /// Ends the connection when it is dropped.
+    /// Cuts the connection when it is dropped; so before the stream, which would end it in order,
+    /// with what is still on its way.
     _cutter: Cutter,
+    stream: Stream,
     ended: CancellationToken,
     incoming: BytesMut,
     /// Bytes of the frame that was read last, which are passed at the next look.
@@ -96,7 +97,6 @@ impl Link {
         let socket = socket.map_err(unreachable)?;
         socket.set_nodelay(true).map_err(unreachable)?;
         let (line, cutter) = Line::new(socket);
-        let ended = cutter.token();
         let stream = match (&address.tls, login.tls()) {
             (Some(name), Some(tls)) => {
                 let made = tls.connect(name.clone(), line).await.map_err(|cause| {
@@ -107,18 +107,7 @@ impl Link {
             }
             _ => Stream::Plain(line),
         };
-        let mut link = Self {
-            stream,
-            _cutter: cutter,
-            ended,
-            incoming: BytesMut::with_capacity(READ_BYTES),
-            read: 0,
-            outgoing: BytesMut::new(),
-            number: 0,
-            subscriptions: 0,
-            frame_max: FRAME_MAX as usize,
-            patience,
-        };
+        let mut link = Self::over(stream, cutter, patience);
         match link.log_in(address).await {
             Ok(()) => Ok(link),
             Err(error) if error.kind() == ErrorKind::Transient => Err(error),
@@ -127,6 +116,21 @@ impl Link {
                 let text = "connect to RabbitMQ: it does not answer as one that has streams does";
                 Err(Error::transient(text).with_source(error.chain()))
             }
+        }
+    }
+
+    fn over(stream: Stream, cutter: Cutter, patience: Duration) -> Self {
+        Self {
+            ended: cutter.token(),
+            _cutter: cutter,
+            stream,
+            incoming: BytesMut::with_capacity(READ_BYTES),
+            read: 0,
+            outgoing: BytesMut::new(),
+            number: 0,
+            subscriptions: 0,
+            frame_max: FRAME_MAX as usize,
+            patience,
         }
     }
 
@@ -370,5 +374,41 @@ pub(crate) enum Refusal {
 impl std::convert::From<Error> for Refusal {
     fn from(error: Error) -> Self {
         Self::Lost(error)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::net::TcpListener;
+
+    /// Events that were given up must not reach the server behind those of a later connection.
+    #[tokio::test]
+    async fn what_was_not_sent_when_a_connection_is_dropped_is_never_sent() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+        let address = listener.local_addr().expect("bound");
+        let (ours, theirs) = tokio::join!(TcpStream::connect(address), listener.accept());
+        let (line, cutter) = Line::new(ours.expect("connected"));
+        let mut link = Link::over(Stream::Plain(line), cutter, Duration::from_millis(500));
+        // Nobody reads at the other end: in the end the buffers of both are full.
+        let message = vec![7; 1 << 20];
+        let mut sent = 0;
+        while link.publish(std::iter::once((1, &message[..]))).await.is_err() && sent < 64 {
+            sent += 1;
+            if !link.outgoing.is_empty() {
+                break;
+            }
+        }
+        assert!(!link.outgoing.is_empty(), "the buffers are not full");
+        drop(link);
+        let (mut theirs, mut buffer) = (theirs.expect("accepted").0, vec![0; 1 << 16]);
+        let end = loop {
+            match theirs.read(&mut buffer).await {
+                Ok(0) => break None,
+                Ok(_) => {}
+                Err(error) => break Some(error.kind()),
+            }
+        };
+        assert_eq!(end, Some(io::ErrorKind::ConnectionReset));
     }
 }

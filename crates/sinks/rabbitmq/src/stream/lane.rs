@@ -17,11 +17,12 @@
 //! ready: [frame ─ confirmed ─ last id is ours] …
 //! ```
 
+use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::time::Duration;
 
 use bytes::Bytes;
-use postrider_core::Result;
+use postrider_core::{Clock, Result};
 use uuid::Uuid;
 
 use super::chunk::Chunk;
@@ -40,6 +41,7 @@ pub(crate) struct Shared {
     /// The server of the list that is tried next.
     pub(crate) next_server: AtomicUsize,
     pub(crate) seen: Seen,
+    pub(crate) clock: Arc<dyn Clock>,
     pub(crate) unroutable: Unroutable,
     pub(crate) timeout: Duration,
     pub(crate) connect_timeout: Duration,
@@ -90,9 +92,12 @@ impl Lane {
     /// # Errors
     /// Why there is none; nothing new was sent.
     pub(crate) async fn ready(&mut self, shared: &Shared) -> Result<Link> {
-        if let Some(mut link) = self.link.take()
+        let kept = self.link.take();
+        if let Some(mut link) = kept
             && self.unknown.is_empty()
-            && self.numbers.is_some()
+            // Whoever sent nothing yet is not the last one to have begun, for all it knows.
+            && self.has_fenced
+            && self.numbers.is_some_and(|numbers| !numbers.run_short())
             && link.is_up().await
         {
             return Ok(link);
@@ -100,23 +105,7 @@ impl Lane {
         let mut link = shared.connect().await?;
         let declared = link.declare(&self.reference, &self.stream).await;
         declared.map_err(|refusal| self.refused(shared, refusal, Doing::Publish))?;
-        let last = self.last(&mut link, shared).await?;
-        if let Some(numbers) = self.numbers {
-            if last == 0 && numbers.is_used() {
-                // The stream was made anew, or the server forgot the reference.
-                shared.seen.forget(&self.stream);
-                self.give_up();
-            } else if numbers.are_below(last) {
-                self.give_up();
-            }
-        }
-        if self.numbers.is_none() {
-            if last > 0 {
-                self.read_back(&mut link, shared).await?;
-            }
-            self.numbers = Some(Numbers::after(last)?);
-            self.has_fenced = false;
-        }
+        self.look_back(&mut link, shared).await?;
         if !self.unknown.is_empty() {
             self.deliver(&mut link, shared).await?;
         }
@@ -124,9 +113,35 @@ impl Lane {
         Ok(link)
     }
 
+    /// Goes on as the same producer, if nobody outranked it, or begins as another, which knows what
+    /// is stored.
+    async fn look_back(&mut self, link: &mut Link, shared: &Shared) -> Result<()> {
+        let last = self.last(link, shared).await?;
+        if let Some(numbers) = self.numbers {
+            if last == 0 && numbers.are_used() {
+                // The stream was made anew, or the server forgot the reference.
+                shared.seen.forget(&self.stream);
+                self.give_up();
+            } else if !numbers.are_used() || numbers.are_below(last) {
+                // Another one may have stored something since this one read.
+                self.give_up();
+            } else if self.unknown.is_empty() && numbers.run_short() {
+                self.give_up();
+            }
+        }
+        if self.numbers.is_none() {
+            if last > 0 {
+                self.read_back(link, shared).await?;
+            }
+            self.numbers = Some(Numbers::after(last, shared.clock.now())?);
+            self.has_fenced = false;
+        }
+        Ok(())
+    }
+
     /// Reads what an earlier producer stored until this one stored something: nothing comes to it.
     async fn fence(&mut self, link: &mut Link, shared: &Shared) -> Result<()> {
-        if !self.has_fenced && self.numbers.is_some_and(|numbers| numbers.is_used()) {
+        if !self.has_fenced && self.numbers.is_some_and(|numbers| numbers.are_used()) {
             self.read_back(link, shared).await?;
             self.has_fenced = true;
         }

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant as Time};
 use async_trait::async_trait;
 use futures_util::future::join_all;
 use postrider_core::{
-    Capabilities, Chain, Error, Outcome, PartitionId, Publish, Record, Result, Sink,
+    Capabilities, Chain, Clock, Error, Outcome, PartitionId, Publish, Record, Result, Sink,
 };
 use postrider_encoding::{Encoder, EventSource};
 use tokio::time::Instant;
@@ -73,12 +73,13 @@ fn lock<T>(of: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 }
 
 impl RabbitMqStream {
-    /// The sink of a configuration. Nothing is connected to yet.
+    /// The sink of a configuration. Nothing is connected to yet. By the clock it ranks producers
+    /// that began one after another.
     ///
     /// # Errors
     /// [`ErrorKind::Permanent`](postrider_core::ErrorKind::Permanent) for impossible settings,
     /// naming the key.
-    pub fn new(config: &RabbitMqStreamConfig) -> Result<Self> {
+    pub fn new(config: &RabbitMqStreamConfig, clock: Arc<dyn Clock>) -> Result<Self> {
         config.check()?;
         let source = match &config.source {
             Some(text) => EventSource::new(text.as_str())?,
@@ -88,6 +89,7 @@ impl RabbitMqStream {
             login: Login::to(&config.access())?,
             next_server: AtomicUsize::new(0),
             seen: Seen::default(),
+            clock,
             unroutable: config.unroutable,
             timeout: Duration::from_millis(config.timeout_ms),
             connect_timeout: Duration::from_millis(config.connect_timeout_ms),

@@ -77,6 +77,13 @@ impl Middle {
         self.held.send_replace(held);
     }
 
+    /// Waits until so many passed by.
+    pub(crate) async fn until_passed(&self, frames: usize) {
+        while self.orders().frames.len() < frames {
+            tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+        }
+    }
+
     /// Waits until one does.
     pub(crate) async fn until_waiting(&self) {
         while !self.orders().waiting {

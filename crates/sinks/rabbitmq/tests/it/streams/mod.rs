@@ -13,6 +13,7 @@ mod trouble;
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use futures_util::StreamExt;
 use lapin::message::Delivery;
@@ -23,7 +24,9 @@ use lapin::options::{
 use lapin::types::{AMQPValue, FieldTable};
 use lapin::{BasicProperties, Channel, Connection, ConnectionProperties};
 use postrider_conformance::sink::Delivered;
-use postrider_core::{Error, EventId, Outcome, PartitionId, Publish, Record, Secret, Sink};
+use postrider_core::{
+    Clock, Error, EventId, Outcome, PartitionId, Publish, Record, Secret, Sink, Timestamp,
+};
 use postrider_servers::rabbitmq;
 use postrider_sink_rabbitmq::{RabbitMqStream, RabbitMqStreamConfig};
 use uuid::Uuid;
@@ -175,8 +178,24 @@ fn delivered(message: &Delivery) -> Delivered {
     }
 }
 
+/// As processes have it: producers are ranked by it.
+struct Wall;
+
+#[async_trait::async_trait]
+impl Clock for Wall {
+    #[expect(clippy::disallowed_methods, reason = "sinks of one test are told apart by real time")]
+    fn now(&self) -> Timestamp {
+        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        Timestamp::default().plus(since)
+    }
+    fn elapsed(&self) -> Duration {
+        Duration::ZERO
+    }
+    async fn sleep(&self, _: Duration) {}
+}
+
 fn sink(config: &RabbitMqStreamConfig) -> Arc<RabbitMqStream> {
-    Arc::new(RabbitMqStream::new(config).expect("valid settings"))
+    Arc::new(RabbitMqStream::new(config, Arc::new(Wall)).expect("valid settings"))
 }
 
 async fn publish(sink: &RabbitMqStream, records: &[Record]) -> Vec<Outcome> {

@@ -156,6 +156,43 @@ async fn late_bytes_of_a_dead_relay_store_nothing_twice() {
     assert_eq!(broker.ids().await, ids_of(&[before, sent, after].concat()));
 }
 
+/// The dead one stored nothing under its own ids, and its successor begins where it began.
+#[tokio::test(flavor = "multi_thread")]
+async fn late_first_bytes_of_a_dead_relay_store_nothing_twice() {
+    let broker = Broker::shared().await;
+    let before = events("a", 1);
+    confirm(&sink(&broker.config()), &before).await;
+    let middle = Middle::before(broker.address()).await;
+    middle.hold(true);
+    let dead = sink(&RabbitMqStreamConfig { timeout_ms: 1_000, ..through(&middle, &broker) });
+    let sent = events("abab", 2);
+    fail(&dead, &sent[0]).await;
+    drop(dead);
+    let second = sink(&broker.config());
+    publish_all(&second, &sent).await;
+    middle.hold(false);
+    middle.until_passed(1).await;
+    let after = events("ab", 9);
+    confirm(&second, &after).await;
+    assert_eq!(broker.ids().await, ids_of(&[before, sent, after].concat()));
+}
+
+/// A partition goes away and comes back before anything was sent of it.
+#[tokio::test(flavor = "multi_thread")]
+async fn who_began_and_sent_nothing_reads_again_before_it_sends() {
+    let broker = Broker::shared().await;
+    let before = events("abc", 1);
+    confirm(&sink(&broker.config()), &before).await;
+    let first = sink(&broker.config());
+    known(&first, &before).await;
+    let sent = events("abab", 10);
+    confirm(&sink(&broker.config()), &sent).await;
+    known(&first, &sent).await;
+    let after = events("ab", 20);
+    confirm(&first, &after).await;
+    assert_eq!(broker.ids().await, ids_of(&[before, sent, after].concat()));
+}
+
 /// The server confirms what it drops. Who was overtaken believes none of it, and nothing is lost.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_producer_that_was_overtaken_takes_no_confirmation_for_one() {
