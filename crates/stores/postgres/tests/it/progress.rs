@@ -1,7 +1,6 @@
 //! What is pending: counted by SQL, compared with what the feed hands out.
 
 use std::collections::HashMap;
-use std::time::Duration;
 
 use postrider_core::*;
 use postrider_servers::postgres::Version;
@@ -165,6 +164,7 @@ async fn counting_at_the_head_reads_no_old_rows(version: Version) {
     assert!(rows_read_by_counts(&world, &client).await < 2_000, "without statistics");
     client.batch_execute("ANALYZE postrider.outbox").await.expect("analysed");
     assert!(rows_read_by_counts(&world, &client).await < 2_000, "with statistics");
+    drop(open);
 }
 
 /// By twenty counts that each find one event.
