@@ -1,4 +1,4 @@
-//! The settings of `kind = "rabbitmq"` with `stream`, in a `[[sink]]` table.
+//! The settings of `kind = "rabbitmq-stream"`, in a `[[sink]]` table.
 //!
 //! What lives here: the keys, their defaults and limits. What does not: those of the way over AMQP
 //! 0-9-1 (`../config.rs`), fetching secrets.

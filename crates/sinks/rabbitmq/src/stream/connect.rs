@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use bytes::{Buf, BytesMut};
+use futures_util::FutureExt;
 use lapin::auth::AuthProvider;
 use postrider_core::{Error, ErrorKind, Result};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -36,6 +37,8 @@ const MOST_FRAME_MAX: u32 = 32 << 20;
 /// Largest frame that is read. A chunk comes in one, whatever was agreed on, and holds what a busy
 /// server stored at a time.
 const MAX_FRAME_BYTES: usize = 256 << 20;
+/// A stream that sends nothing for so long is empty; it is not told otherwise.
+const QUIET: Duration = Duration::from_secs(1);
 /// What is read at a time, at least.
 const READ_BYTES: usize = 64 << 10;
 
@@ -250,6 +253,17 @@ impl Link {
         Ok(made)
     }
 
+    /// Whether a stream has messages. A server that is slow to send one has none, as it seems.
+    pub(crate) async fn has_messages(&mut self, stream: &str) -> Result<bool, Refusal> {
+        self.subscribe(stream, From::Last).await?;
+        let came = match timeout(QUIET, self.chunk(|_| Some(()))).await {
+            Ok(came) => came.map(|()| true)?,
+            Err(_) => false,
+        };
+        self.unsubscribe().await?;
+        Ok(came)
+    }
+
     /// Ends reading.
     pub(crate) async fn unsubscribe(&mut self) -> Result<(), Refusal> {
         let request = Request::Unsubscribe { subscription: self.subscriptions };
@@ -293,12 +307,12 @@ impl Link {
     }
 
     /// Whether it is still of use: nothing came by itself that ends it. Looks without waiting.
-    pub(crate) async fn is_up(&mut self) -> bool {
+    pub(crate) fn is_up(&mut self) -> bool {
         loop {
-            match timeout(Duration::ZERO, self.take()).await {
-                Err(_) => return !self.ended.is_cancelled(),
-                Ok(Err(_)) => return false,
-                Ok(Ok(())) => match self.current() {
+            match self.take().now_or_never() {
+                None => return !self.ended.is_cancelled(),
+                Some(Err(_)) => return false,
+                Some(Ok(())) => match self.current() {
                     Some(Frame::Close { .. } | Frame::StreamChanged) | None => return false,
                     Some(_) => {}
                 },

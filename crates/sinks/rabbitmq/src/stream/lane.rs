@@ -35,6 +35,10 @@ use super::wire::{From, MESSAGE_OVERHEAD, PUBLISH_OVERHEAD};
 use crate::config::Unroutable;
 use crate::login::Login;
 
+/// So often a producer looks for the first event that it stored before another one begins: it may
+/// have been removed by the stream's own limits.
+const MOST_MISSED: u32 = 3;
+
 /// What all lanes of a sink have in common.
 pub(crate) struct Shared {
     pub(crate) login: Login,
@@ -75,6 +79,10 @@ pub(crate) struct Lane {
     numbers: Option<Numbers>,
     /// Nothing of an earlier producer is stored any more, and what was is known.
     has_fenced: bool,
+    /// The event that was sent first.
+    first: Option<Uuid>,
+    /// How often it was not found in the stream.
+    missed: u32,
     /// What was sent and is not known to be stored, with its ids, in order.
     unknown: Vec<(u64, Parcel)>,
     /// None while it is used, so that a call that is given up leaves none behind.
@@ -84,7 +92,8 @@ pub(crate) struct Lane {
 impl Lane {
     pub(crate) fn new(stream: String, reference: String) -> Self {
         let (unknown, link) = (Vec::new(), None);
-        Self { stream, reference, numbers: None, has_fenced: false, unknown, link }
+        let (numbers, has_fenced, first, missed) = (None, false, None, 0);
+        Self { stream, reference, numbers, has_fenced, first, missed, unknown, link }
     }
 
     /// A connection on which nothing is unknown, and on which ids can be given.
@@ -98,13 +107,18 @@ impl Lane {
             // Whoever sent nothing yet is not the last one to have begun, for all it knows.
             && self.has_fenced
             && self.numbers.is_some_and(|numbers| !numbers.run_short())
-            && link.is_up().await
+            && link.is_up()
         {
             return Ok(link);
         }
         let mut link = shared.connect().await?;
         let declared = link.declare(&self.reference, &self.stream).await;
         declared.map_err(|refusal| self.refused(shared, refusal, Doing::Publish))?;
+        let mut unknown = self.unknown.iter();
+        if unknown.any(|(_, parcel)| self.check_size(&link, parcel).is_err()) {
+            // This server takes less than the one before; what it has of them is looked up.
+            self.give_up();
+        }
         self.look_back(&mut link, shared).await?;
         if !self.unknown.is_empty() {
             self.deliver(&mut link, shared).await?;
@@ -117,9 +131,13 @@ impl Lane {
     /// is stored.
     async fn look_back(&mut self, link: &mut Link, shared: &Shared) -> Result<()> {
         let last = self.last(link, shared).await?;
+        let mut has_messages = last > 0;
         if let Some(numbers) = self.numbers {
             if last == 0 && numbers.are_used() {
                 // The stream was made anew, or the server forgot the reference.
+                let asked = link.has_messages(&self.stream).await;
+                has_messages =
+                    asked.map_err(|refusal| self.refused(shared, refusal, Doing::Read))?;
                 shared.seen.forget(&self.stream);
                 self.give_up();
             } else if !numbers.are_used() || numbers.are_below(last) {
@@ -130,22 +148,29 @@ impl Lane {
             }
         }
         if self.numbers.is_none() {
-            if last > 0 {
-                self.read_back(link, shared).await?;
+            if has_messages {
+                self.read_back(link, shared, None).await?;
             }
             self.numbers = Some(Numbers::after(last, shared.clock.now())?);
-            self.has_fenced = false;
+            (self.has_fenced, self.first, self.missed) = (false, None, 0);
         }
         Ok(())
     }
 
     /// Reads what an earlier producer stored until this one stored something: nothing comes to it.
     async fn fence(&mut self, link: &mut Link, shared: &Shared) -> Result<()> {
-        if !self.has_fenced && self.numbers.is_some_and(|numbers| numbers.are_used()) {
-            self.read_back(link, shared).await?;
-            self.has_fenced = true;
+        if self.has_fenced || !self.numbers.is_some_and(|numbers| numbers.are_used()) {
+            return Ok(());
         }
-        Ok(())
+        let read = self.read_back(link, shared, self.first).await;
+        self.has_fenced = read.is_ok();
+        if read.is_err() {
+            self.missed += 1;
+            if self.missed >= MOST_MISSED {
+                self.give_up();
+            }
+        }
+        read
     }
 
     /// Keeps a connection for the next call.
@@ -198,6 +223,9 @@ impl Lane {
         parcels: impl Iterator<Item = &Parcel>,
     ) -> Result<()> {
         for parcel in parcels {
+            if self.numbers.is_some_and(|numbers| !numbers.are_used()) {
+                self.first = Some(parcel.id);
+            }
             let Some(id) = self.numbers.as_mut().and_then(Numbers::next) else {
                 // What was given an id in vain was not sent.
                 self.give_up();
@@ -242,7 +270,10 @@ impl Lane {
             return Err(error::overtaken(&self.reference));
         }
         for (_, parcel) in self.unknown.drain(..) {
-            shared.seen.add(&self.stream, &parcel.id);
+            // The first one is known when it was read: two may have drawn the same number.
+            if self.has_fenced {
+                shared.seen.add(&self.stream, &parcel.id);
+            }
         }
         Ok(())
     }
@@ -259,24 +290,39 @@ impl Lane {
         last.map_err(|refusal| self.refused(shared, refusal, Doing::Read))
     }
 
-    /// Reads the stream to its end, from where reading ended before. There is at least one message.
-    async fn read_back(&self, link: &mut Link, shared: &Shared) -> Result<()> {
-        let read = self.read_to_the_end(link, &shared.seen).await;
+    /// Reads the stream to its end, from where reading ended before, and on until `sought` was
+    /// read: another node may be behind the one that stored it. There is at least one message.
+    async fn read_back(
+        &self,
+        link: &mut Link,
+        shared: &Shared,
+        sought: Option<Uuid>,
+    ) -> Result<()> {
+        // Where one partition read, another does not read again.
+        let reader = shared.seen.reader(&self.stream);
+        let _reading = reader.lock().await;
+        let read = self.read_to_the_end(link, &shared.seen, sought).await;
         read.map_err(|refusal| self.refused(shared, refusal, Doing::Read))
     }
 
-    async fn read_to_the_end(&self, link: &mut Link, seen: &Seen) -> Result<(), Refusal> {
+    async fn read_to_the_end(
+        &self,
+        link: &mut Link,
+        seen: &Seen,
+        sought: Option<Uuid>,
+    ) -> Result<(), Refusal> {
+        let is_open = || sought.is_some_and(|id| !seen.has_read(&self.stream, &id));
         let before = seen.read_to(&self.stream);
         link.subscribe(&self.stream, From::Last).await?;
         let end = link.chunk(|bytes| Some(Chunk::read(bytes)?.end)).await?;
         link.unsubscribe().await?;
         let begin = seen.begin(&self.stream, before, end);
-        if begin >= end {
+        if begin >= end && !is_open() {
             return Ok(());
         }
         link.subscribe(&self.stream, From::Offset(begin)).await?;
         let mut reached = begin;
-        while reached < end {
+        while reached < end || is_open() {
             let note = |bytes: &[u8]| {
                 let chunk = Chunk::read(bytes)?;
                 let ids = chunk.messages.iter().filter_map(|message| id_of(message));

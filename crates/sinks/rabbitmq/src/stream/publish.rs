@@ -14,7 +14,8 @@ use std::time::{Duration, Instant as Time};
 use async_trait::async_trait;
 use futures_util::future::join_all;
 use postrider_core::{
-    Capabilities, Chain, Clock, Error, Outcome, PartitionId, Publish, Record, Result, Sink,
+    Capabilities, Chain, Clock, Error, ErrorKind, Outcome, PartitionId, Publish, Record, Result,
+    Sink,
 };
 use postrider_encoding::{Encoder, EventSource};
 use tokio::time::Instant;
@@ -35,6 +36,8 @@ const BATCH_RECORDS: usize = 1_024;
 const BATCH_BYTES: usize = 1 << 20;
 /// Calls at a time from one partition: its producer has one frame under way.
 const IN_FLIGHT: usize = 1;
+/// References whose last publishing id the server keeps, for each stream.
+const MAX_REFERENCES: usize = 255;
 /// As RabbitMQ's own clients begin to hash.
 const SEED: u32 = 104_729;
 /// A producer that sent nothing for so long is given up when another one is made: its partition may
@@ -63,6 +66,8 @@ pub struct RabbitMqStream {
     /// And when each was used last.
     lanes: Mutex<HashMap<Place, (SharedLane, Time)>>,
     closed: AtomicBool,
+    /// Too many producers were told of.
+    warned: AtomicBool,
 }
 
 type Place = (PartitionId, String);
@@ -103,6 +108,7 @@ impl RabbitMqStream {
             streams: Mutex::default(),
             lanes: Mutex::default(),
             closed: AtomicBool::new(false),
+            warned: AtomicBool::new(false),
         })
     }
 
@@ -152,7 +158,17 @@ impl RabbitMqStream {
             (Arc::new(tokio::sync::Mutex::new(lane)), Time::now())
         });
         *used = Time::now();
-        Ok(Arc::clone(lane))
+        let lane = Arc::clone(lane);
+        let references = lanes.keys().filter(|(_, of)| of == stream).count();
+        if references > MAX_REFERENCES && !self.warned.swap(true, Ordering::Relaxed) {
+            tracing::warn!(
+                stream,
+                references,
+                "RabbitMQ remembers {MAX_REFERENCES} producers of a stream; events of others may \
+                 be stored twice after a take-over: use fewer partitions or more streams"
+            );
+        }
+        Ok(lane)
     }
 
     /// Publishes one stream's events of a call, in order, for as long as the call may send.
@@ -167,12 +183,16 @@ impl RabbitMqStream {
             Ok(lane) => {
                 let mut lane = lane.lock().await;
                 if let Err(error) = self.through(&mut lane, stream, &mut call, until).await {
+                    if self.is_super && error.kind() != ErrorKind::Transient {
+                        // The super stream may have other streams by now.
+                        *lock(&self.streams) = None;
+                    }
                     call.fail_open(&error);
                 }
             }
             Err(error) => call.fail_open(&error),
         }
-        call.fail_open(&throttled("there was no time to send the event"));
+        call.give_back(&throttled("there was no time to send the event"));
         call.settled()
     }
 
@@ -264,6 +284,19 @@ impl Call<'_> {
                 Some(_) => {}
             }
         }
+    }
+
+    /// Time is over: what stands behind a stored event of its key is no failure.
+    fn give_back(&mut self, error: &Error) {
+        let mut stored = HashSet::new();
+        for (key, fate) in self.keys.iter().zip(&mut self.fates) {
+            match fate {
+                Some(Outcome::Confirmed | Outcome::Duplicate) => drop(stored.insert(*key)),
+                None if stored.contains(key) => *fate = Some(Outcome::HeldBack),
+                _ => {}
+            }
+        }
+        self.fail_open(error);
     }
 
     fn settled(self) -> Vec<Settled> {
@@ -371,5 +404,29 @@ fn choose(key: &str, streams: usize) -> usize {
     match streams {
         1 => 0,
         streams => murmur3(key.as_bytes(), SEED) as usize % streams,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use uuid::Uuid;
+
+    #[test]
+    fn what_there_was_no_time_for_is_no_failure_behind_a_stored_event() {
+        let stored = [Some(Outcome::Confirmed), Some(Outcome::Duplicate)];
+        let failed = Some(Outcome::Failed(Error::permanent("no")));
+        let fates: Vec<_> = stored.into_iter().chain([failed, None, None, None, None]).collect();
+        let keys = vec!["a", "b", "c", "a", "b", "c", "d"];
+        let parcel = Parcel { id: Uuid::nil(), message: bytes::Bytes::new() };
+        let parcels = vec![parcel; keys.len()];
+        let mut call = Call { places: (0..keys.len()).collect(), keys, parcels, fates };
+        call.give_back(&throttled("late"));
+        let fates: Vec<Outcome> = call.settled().into_iter().map(|(_, fate)| fate).collect();
+        assert!(fates[3..6].iter().all(|fate| matches!(fate, Outcome::HeldBack)), "{fates:?}");
+        match &fates[6] {
+            Outcome::Failed(error) => assert_eq!(error.to_string(), throttled("late").to_string()),
+            other => panic!("{other:?}"),
+        }
     }
 }

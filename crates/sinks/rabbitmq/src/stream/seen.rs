@@ -6,7 +6,7 @@
 //! without a gap from where reading began, so that a later reader goes on where that ended.
 
 use std::collections::{HashMap, HashSet, VecDeque};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use uuid::Uuid;
 
@@ -53,11 +53,17 @@ struct Known {
 
 /// Ids of the events that are in the sink's streams.
 #[derive(Default)]
-pub(crate) struct Seen(Mutex<HashMap<String, Known>>);
+pub(crate) struct Seen {
+    known: Mutex<HashMap<String, Known>>,
+    /// Held by whoever reads a stream.
+    readers: Mutex<HashMap<String, Reader>>,
+}
+
+type Reader = Arc<tokio::sync::Mutex<()>>;
 
 impl Seen {
     fn known(&self) -> MutexGuard<'_, HashMap<String, Known>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn with<T>(&self, stream: &str, with: impl FnOnce(&mut Known) -> T) -> T {
@@ -72,6 +78,20 @@ impl Seen {
     pub(crate) fn has(&self, stream: &str, id: &Uuid) -> bool {
         let id = id.as_u128();
         self.with(stream, |known| known.own.all.contains(&id) || known.read.all.contains(&id))
+    }
+
+    /// Whether the event was read, whoever stored it.
+    pub(crate) fn has_read(&self, stream: &str, id: &Uuid) -> bool {
+        self.with(stream, |known| known.read.all.contains(&id.as_u128()))
+    }
+
+    /// To be locked while a stream is read.
+    pub(crate) fn reader(&self, stream: &str) -> Reader {
+        let mut readers = self.readers.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(reader) = readers.get(stream) {
+            return Arc::clone(reader);
+        }
+        Arc::clone(readers.entry(stream.to_owned()).or_default())
     }
 
     /// This process stored the event.

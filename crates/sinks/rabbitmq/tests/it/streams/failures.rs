@@ -166,6 +166,13 @@ async fn keys_are_spread_over_a_super_stream_as_other_clients_do() {
     ids.sort();
     sent.sort();
     assert_eq!(ids, sent);
+    // One of its streams is deleted: what went there goes to those that are left.
+    let gone = format!("{super_stream}-0");
+    let options = lapin::options::QueueDeleteOptions::default();
+    channel.queue_delete(gone.as_str().into(), options).await.expect("deleted");
+    let again = one("key-2", 100);
+    assert_eq!(fail(&sink, &again).await.kind(), THROTTLED);
+    super::publish_all(&sink, std::slice::from_ref(&again)).await;
     let missing = RabbitMqStreamConfig { stream: "nothing".into(), ..config };
     let error = fail(&crate::streams::sink(&missing), &one("a", 1)).await;
     assert_eq!(error.kind(), THROTTLED);
