@@ -10,7 +10,8 @@ use crate::{BatchLimit, ConsumerName, Entry, PartitionId, Position, Result, Succ
 /// One page of a feed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FeedPage {
-    /// In feed order. A short page is not the end; only an empty one means "at the head now".
+    /// In feed order. A short page is not the end; only an empty one means "at the head now", as
+    /// far as [`Feed::is_head`] says so.
     pub entries: Vec<Entry>,
     /// Where to read on: the last entry's position, or a later one that a quiet partition gives.
     pub position: Position,
@@ -45,6 +46,13 @@ pub trait Feed: Send + Sync {
         after: &Position,
         limit: BatchLimit,
     ) -> Result<FeedPage>;
+
+    /// Whether a page that `read` gave after `after` says that nothing more follows now. A feed
+    /// that reads over other things may give its place alone: more may follow it at once.
+    fn is_head(&self, page: &FeedPage, after: &Position) -> bool {
+        let _ = after;
+        page.entries.is_empty()
+    }
 
     /// The newest position that `read` would accept now.
     async fn head(&self, partition: &PartitionId) -> Result<Position>;

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use postrider_core::{
     Attempt, Clock, ConsumerName, Entry, Error, EventId, Feed, Jitter, Key, PartitionId, Position,
-    Publish, Reaction, Record, Result, RetryPolicy, Sink, StartFrom, Timestamp, react,
+    Publish, Reaction, Record, Result, RetryPolicy, Sink, StartFrom, Successor, Timestamp, react,
 };
 
 use crate::lanes::{Lanes, NewItem, Origin};
@@ -76,37 +76,51 @@ impl Replay {
         mut progress: impl FnMut(&ReplayProgress) + Send,
     ) -> Result<ReplayReport> {
         let mut report = ReplayReport::default();
-        let mut partitions = self.feed.partitions(consumer).await?;
+        let begun = self.feed.partitions(consumer).await?;
+        let mut partitions: Vec<_> = begun.into_iter().map(|begun| (begun, None)).collect();
         let mut at = 0;
-        while let Some(partition) = partitions.get(at).cloned() {
+        while let Some((partition, from)) = partitions.get(at).cloned() {
             at += 1;
-            let successors = self.partition(&partition, &mut report, &mut progress).await?;
-            for successor in successors {
-                if !partitions.contains(&successor) {
-                    partitions.push(successor);
+            let after = match from {
+                Some(after) => after,
+                None => self.beginning(&partition).await?,
+            };
+            let successors = self.partition(&partition, after, &mut report, &mut progress).await?;
+            for Successor { partition, from } in successors {
+                if partitions.iter().all(|(known, _)| *known != partition) {
+                    partitions.push((partition, Some(from)));
                 }
             }
         }
         Ok(report)
     }
 
+    async fn beginning(&self, partition: &PartitionId) -> Result<Position> {
+        match &self.from {
+            StartFrom::Oldest => Ok(Position::START),
+            StartFrom::Now => self.feed.head(partition).await,
+            StartFrom::Time(time) => self.feed.position_at(partition, *time).await,
+            StartFrom::After(position) => Ok(position.clone()),
+        }
+    }
+
+    /// Sends what follows a place of a partition; who takes over from there.
     async fn partition(
         &self,
         partition: &PartitionId,
+        mut after: Position,
         report: &mut ReplayReport,
         progress: &mut (impl FnMut(&ReplayProgress) + Send),
-    ) -> Result<Vec<PartitionId>> {
-        let mut after = match &self.from {
-            StartFrom::Oldest => Position::START,
-            StartFrom::Now => self.feed.head(partition).await?,
-            StartFrom::Time(time) => self.feed.position_at(partition, *time).await?,
-            StartFrom::After(position) => position.clone(),
-        };
+    ) -> Result<Vec<Successor>> {
         loop {
-            let page = self.feed.read(partition, &after, PAGE).await?;
-            if page.entries.is_empty() {
-                let successors = page.ended.unwrap_or_default();
-                return Ok(successors.into_iter().map(|next| next.partition).collect());
+            let mut page = self.feed.read(partition, &after, PAGE).await?;
+            if page.entries.is_empty()
+                && let Some(successors) = page.ended.take()
+            {
+                return Ok(successors);
+            }
+            if self.feed.is_head(&page, &after) {
+                return Ok(Vec::new());
             }
             after = page.position;
             let mut records = Vec::new();

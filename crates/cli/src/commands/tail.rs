@@ -105,7 +105,7 @@ impl<'a> Tail<'a> {
         }
     }
 
-    /// Reads a page of every partition that has none. Says whether anything came.
+    /// Reads a page of every partition that has none. Says whether anything came, or may at once.
     async fn fill(&mut self) -> Result<bool> {
         self.used_up = false;
         let mut news = false;
@@ -120,7 +120,7 @@ impl<'a> Tail<'a> {
                 .read(&partition.id, &partition.after, PAGE)
                 .await
                 .source_context(format!("read partition {}", partition.id))?;
-            news |= !page.entries.is_empty();
+            news |= !self.feed.is_head(&page, &partition.after);
             partition.after = page.position;
             partition.page = page.entries.into();
             if let (true, Some(successors)) = (partition.page.is_empty(), page.ended) {

@@ -3,7 +3,10 @@
 use std::sync::Arc;
 
 use postrider_conformance::samples::{consumer, fresh_id, key, number};
-use postrider_core::{ErrorKind, RetryPolicy, StartFrom};
+use postrider_core::{
+    BatchLimit, ConsumerName, ErrorKind, Feed, FeedPage, PartitionId, Position, Result,
+    RetryPolicy, StartFrom, Successor, Timestamp,
+};
 use postrider_relay::{Replay, ReplayReport};
 use postrider_sink_memory::Fault;
 
@@ -91,4 +94,65 @@ async fn an_event_that_is_refused_is_reported_and_passed_over() {
     let report = run(replay(&world)).await;
     assert_eq!((report.progress.published, report.failures), (5, 5));
     assert!(report.failed[0].1.contains("scripted"), "{:?}", report.failed[0]);
+}
+
+/// A feed that gives places without events, and whose one partition was another one's before.
+struct Moved(Arc<dyn Feed>);
+
+const QUIET: &[u8] = b"quiet";
+
+fn before() -> PartitionId {
+    PartitionId::new("before").expect("a valid name")
+}
+
+#[async_trait::async_trait]
+impl Feed for Moved {
+    fn identity(&self) -> String {
+        self.0.identity()
+    }
+
+    async fn partitions(&self, _: &ConsumerName) -> Result<Vec<PartitionId>> {
+        Ok(vec![before()])
+    }
+
+    async fn read(&self, of: &PartitionId, at: &Position, limit: BatchLimit) -> Result<FeedPage> {
+        let quiet = Position::from_bytes(QUIET)?;
+        if *at == Position::START {
+            return Ok(FeedPage { entries: Vec::new(), position: quiet, ended: None });
+        }
+        let partition = self.0.partitions(&consumer("replay")).await?.remove(0);
+        if *of == before() && *at != quiet {
+            let ended = Some(vec![Successor { partition, from: at.clone() }]);
+            return Ok(FeedPage { entries: Vec::new(), position: at.clone(), ended });
+        }
+        let after = if *at == quiet { &Position::START } else { at };
+        let few = BatchLimit { records: 4, ..limit };
+        let mut page = self.0.read(&partition, after, few).await?;
+        if page.entries.is_empty() {
+            page.position = at.clone();
+        }
+        Ok(page)
+    }
+
+    fn is_head(&self, page: &FeedPage, after: &Position) -> bool {
+        page.entries.is_empty() && page.position == *after
+    }
+
+    async fn head(&self, partition: &PartitionId) -> Result<Position> {
+        self.0.head(partition).await
+    }
+
+    async fn position_at(&self, partition: &PartitionId, time: Timestamp) -> Result<Position> {
+        self.0.position_at(partition, time).await
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_place_without_events_is_no_end_and_a_successor_goes_on_where_it_begins() {
+    let world = World::new(1);
+    world.append_dealt(10, 2);
+    let feed = Arc::new(Moved(Arc::new(world.store.clone())));
+    let report = run(Replay { feed, ..replay(&world) }).await;
+    assert_eq!(report.progress.published, 10);
+    assert_eq!(world.repetitions(), 0);
 }
