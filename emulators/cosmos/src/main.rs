@@ -6,6 +6,7 @@
 //! connect.
 
 mod admin;
+mod by_time;
 mod counts;
 mod faults;
 mod places;

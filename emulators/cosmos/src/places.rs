@@ -20,7 +20,7 @@ use crate::service::Service;
 pub(crate) const RANGE: &str = "x-ms-documentdb-partitionkeyrangeid";
 const START: &str = "x-ms-start-epk";
 const END: &str = "x-ms-end-epk";
-const MOST: &str = "x-ms-max-item-count";
+pub(crate) const MOST: &str = "x-ms-max-item-count";
 const BY_HASHES: (&str, &str) = ("x-ms-read-key-type", "EffectivePartitionKeyRange");
 /// Where a client's place stands in its request.
 const PLACES: [&str; 2] = ["if-none-match", "x-ms-continuation"];
@@ -50,6 +50,12 @@ impl Place {
 
     fn text(&self) -> String {
         serde_json::to_string(self).unwrap_or_default()
+    }
+
+    /// The place before everything that the place's range has.
+    pub(crate) fn before_all(text: &str) -> Option<String> {
+        let Self { kind, range, .. } = Self::read(text)?;
+        Some(Self { kind, range, ..Self::default() }.text())
     }
 
     fn key(&self) -> (u64, &str, &str) {
@@ -122,7 +128,7 @@ impl Fates {
                 let within = |one: &&Moved| (*from..=*to).contains(&one.place.lsn);
                 let mut now = before.documents.iter().filter(within).map(|one| one.number);
                 if let Some(first) = now.next() {
-                    all.push((first, now.last().unwrap_or(first)));
+                    all.push((first, now.next_back().unwrap_or(first)));
                 }
             }
         }
@@ -247,13 +253,12 @@ async fn scope(service: &Service, request: &Request, range: u32) -> Option<(Stri
     Some((start.unwrap_or(from), end.unwrap_or(to)))
 }
 
-/// The request for a page that has one document less, or one more where it has but one: one that
-/// ends between batches, as each of the service's does.
-pub(crate) fn resized(
+/// The request for a page that has one document more, where a page would end within a batch: the
+/// service gives the rest of a transaction beyond what was asked for.
+pub(crate) fn grown(
     history: &History,
     request: &Request,
     (etag, count): (&str, u64),
-    more: bool,
 ) -> Option<Request> {
     let fates = history.get(&container_of(request.url().path())?)?;
     let most: u64 = header(request, MOST)?.parse().ok()?;
@@ -261,9 +266,8 @@ pub(crate) fn resized(
     if count < most || !fates.cuts(&Place::read(etag)?) {
         return None;
     }
-    let most = if more { most + 1 } else { most.checked_sub(1).filter(|most| *most > 0)? };
     let mut request = request.clone();
-    request.headers_mut().insert(HeaderName::from_static(MOST), most.to_string());
+    request.headers_mut().insert(HeaderName::from_static(MOST), (most + 1).to_string());
     Some(request)
 }
 

@@ -28,6 +28,7 @@ use tokio::task::JoinSet;
 use url::Url;
 
 use crate::admin;
+use crate::by_time;
 use crate::counts::Counts;
 use crate::faults::{Answer, Faults};
 use crate::places::{self, History, TooWide};
@@ -41,7 +42,7 @@ const LOOK: Duration = Duration::from_millis(10);
 /// What an answer without a charge of its own counts as.
 const CHARGE: &str = "x-ms-request-charge";
 /// How many documents a page has.
-const COUNT: &str = "x-ms-item-count";
+pub(crate) const COUNT: &str = "x-ms-item-count";
 const ETAG: HeaderName = HeaderName::from_static("etag");
 /// No client of Microsoft's asks so; the service's answer is not known.
 const OF_A_PART: &str = "the etag is of a range that was merged since; name its hashes by \
@@ -235,21 +236,22 @@ impl Service {
             Err(TooWide) => return Outcome::Answer(error(400, None, OF_A_PART)),
         };
         let request = translated.as_ref().unwrap_or(request);
+        if let Some(seconds) = by_time::start(request) {
+            return by_time::answer(self, request, seconds).await;
+        }
         let mut outcome = self.tagged(request).await;
-        for more in [false, true] {
-            let mut asked = request.clone();
-            while let Some(next) =
-                page_of(&outcome).and_then(|page| places::resized(&history, &asked, page, more))
-            {
-                outcome = self.tagged(&next).await;
-                asked = next;
-            }
+        let mut asked = request.clone();
+        while let Some(next) =
+            page_of(&outcome).and_then(|page| places::grown(&history, &asked, page))
+        {
+            outcome = self.tagged(&next).await;
+            asked = next;
         }
         outcome
     }
 
     /// A page of changes, whose etag has its range in it.
-    async fn tagged(&self, request: &Request) -> Outcome {
+    pub(crate) async fn tagged(&self, request: &Request) -> Outcome {
         let mut outcome = self.hand_on(request).await;
         if let Outcome::Answer(answer) = &mut outcome {
             let text = |name: &str| answer.headers().get(name)?.to_str().ok();

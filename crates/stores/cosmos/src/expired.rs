@@ -4,19 +4,21 @@
 //! does not: the forecast (`advice.rs`).
 //! Invariant: a gap is told once, and only where it can't be an event that comes later, nor one
 //! that another relay has read: between two events of a key that one reader met, going on each time
-//! just where it stood, or below the number that an entity had when it was written longer ago than
-//! an event lives.
+//! just where it stood, or between the last of them and the number that an entity had when it was
+//! written longer ago than an event lives.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use postrider_core::{PartitionId, Position};
+use postrider_core::{PartitionId, Position, Successor, Timestamp};
 use serde_json::Value;
 
+use crate::CosmosStore;
 use crate::event_document::{is_event, seq, text, written_seconds};
 
-/// Keys whose numbers are remembered; beyond them all are forgotten, and gaps then go unseen.
+/// Keys whose numbers are remembered, of all readers together: beyond them the readers that read
+/// longest ago are forgotten, and one alone forgets all of its own; gaps then go unseen.
 const MAX_KEYS: usize = 100_000;
 /// Readers that are remembered; beyond them the one that read longest ago is forgotten.
 const MAX_READERS: usize = 1_024;
@@ -30,11 +32,16 @@ pub(crate) struct Expired {
     count: AtomicU64,
 }
 
-/// The last number of each key that one reader has met.
-#[derive(Debug, Default)]
-pub(crate) struct Seen(HashMap<String, u64>);
+/// What one reader has met.
+#[derive(Debug, Default, Clone)]
+pub(crate) struct Seen {
+    /// The last number of each key.
+    last: HashMap<String, u64>,
+    /// Whether it went on where another one stood, and not from the beginning of everything.
+    resumed: bool,
+}
 
-/// Numbers of a key that are missing.
+/// Numbers of a key that are missing; none counted where only an entity tells that some may be.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Gap {
     pub(crate) key: String,
@@ -56,9 +63,14 @@ impl Expired {
     /// What the reader that stands there has seen; nothing where none does: a range that was away
     /// comes back at another place.
     pub(crate) fn at(&self, partition: &PartitionId, place: &Position) -> Seen {
+        let anew = || Seen { resumed: *place != Position::START, ..Seen::default() };
+        self.taken(partition, place).unwrap_or_else(anew)
+    }
+
+    fn taken(&self, partition: &PartitionId, place: &Position) -> Option<Seen> {
         let mut readers = self.readers();
         let found = readers.iter().position(|(of, at, _)| of == partition && at == place);
-        found.and_then(|at| readers.remove(at)).map(|(.., seen)| seen).unwrap_or_default()
+        found.and_then(|at| readers.remove(at)).map(|(.., seen)| seen)
     }
 
     /// Keeps what a reader has seen that goes on from there.
@@ -67,11 +79,27 @@ impl Expired {
         if readers.len() >= MAX_READERS {
             readers.pop_front();
         }
-        let keys: usize = readers.iter().map(|(.., seen)| seen.0.len()).sum();
-        if keys + seen.0.len() > MAX_KEYS {
-            readers.clear();
+        let mut keys: usize = readers.iter().map(|(.., seen)| seen.last.len()).sum();
+        while keys + seen.last.len() > MAX_KEYS
+            && let Some((.., oldest)) = readers.pop_front()
+        {
+            keys -= oldest.last.len();
         }
         readers.push_back((partition.clone(), place.clone(), seen));
+    }
+
+    /// What the reader of a range that was split has seen is what its successors' readers have,
+    /// who begin where it stands.
+    pub(crate) fn hand_over(
+        &self,
+        partition: &PartitionId,
+        place: &Position,
+        successors: &[Successor],
+    ) {
+        let Some(seen) = self.taken(partition, place) else { return };
+        for successor in successors {
+            self.keep(&successor.partition, &successor.from, seen.clone());
+        }
     }
 
     /// Those that were not told yet; they count from here on as told.
@@ -92,11 +120,42 @@ impl Expired {
     }
 }
 
+impl CosmosStore {
+    /// Tells of events that were deleted before anybody read them here.
+    pub(crate) fn look_for_expired(
+        &self,
+        partition: &PartitionId,
+        seen: &mut Seen,
+        page: &[Value],
+        now: Timestamp,
+    ) {
+        let ttl = self.inner.event_ttl_seconds.unsigned_abs();
+        let before = (now.as_millis() / 1_000).saturating_sub(ttl);
+        let gaps = self.inner.expired.told(seen.look(page, before));
+        let events: u64 = gaps.iter().map(|gap| gap.count).sum();
+        let unknown = gaps.iter().filter(|gap| gap.count == 0).count();
+        if unknown > 0 {
+            tracing::warn!(
+                %partition, keys = unknown,
+                "entities changed longer ago than an event lives, and no event of theirs was met: \
+                 some may have been deleted before they were read here"
+            );
+        }
+        if events > 0 {
+            metrics::counter!("postrider_cosmos_events_expired_total").increment(events);
+            tracing::warn!(
+                %partition, keys = gaps.len() - unknown, events,
+                "events were deleted, most likely by their time to live, before they were read here"
+            );
+        }
+    }
+}
+
 impl Seen {
     /// Looks at a page, in the order in which it is handed out. `expired_before` is the second
     /// before which an event written then has expired by now.
     pub(crate) fn look(&mut self, documents: &[Value], expired_before: u64) -> Vec<Gap> {
-        let (mut gaps, last) = (Vec::new(), &mut self.0);
+        let (mut gaps, last) = (Vec::new(), &mut self.last);
         for document in documents.iter().filter(|document| is_event(document)) {
             let number = seq(document).and_then(|number| u64::try_from(number).ok());
             let (Some(key), Some(number)) = (text(document, "partitionKey"), number) else {
@@ -110,9 +169,7 @@ impl Seen {
                     }
                     *known = number.max(*known);
                 }
-                None => {
-                    last.insert(key.to_owned(), number);
-                }
+                None => insert(last, key, number),
             }
         }
         for document in documents.iter().filter(|document| !is_event(document)) {
@@ -123,7 +180,15 @@ impl Seen {
             if written_seconds(document) >= expired_before {
                 continue;
             }
-            let known = last.entry(key.to_owned()).or_default();
+            // Of a key of which nothing was met here some may have been read before; in a reading
+            // from the beginning, all of them, by whoever was there then.
+            let Some(known) = last.get_mut(key) else {
+                insert(last, key, number);
+                if self.resumed {
+                    gaps.push(Gap { key: key.to_owned(), count: 0, next: number + 1 });
+                }
+                continue;
+            };
             if number > *known {
                 gaps.push(Gap { key: key.to_owned(), count: number - *known, next: number + 1 });
                 *known = number;
@@ -131,6 +196,13 @@ impl Seen {
         }
         gaps
     }
+}
+
+fn insert(last: &mut HashMap<String, u64>, key: &str, number: u64) {
+    if last.len() >= MAX_KEYS {
+        last.clear();
+    }
+    last.insert(key.to_owned(), number);
 }
 
 #[cfg(test)]
@@ -197,6 +269,41 @@ mod tests {
         assert_eq!(seen.look(&[event("a", 2), entity("a", 3, 99)], 100), [gap("a", 1, 4)]);
         assert_eq!(seen.look(&[entity("a", 3, 99)], 100), []);
         assert_eq!(seen.look(&[event("b", 3), entity("b", 3, 99)], 100), []);
-        assert_eq!(seen.look(&[entity("c", 2, 99)], 100), [gap("c", 2, 3)]);
+        // Of one that nothing was met of, all may have been read long ago.
+        assert_eq!(seen.look(&[entity("c", 5_000, 99)], 100), []);
+        // It changed after the place where this reader went on: some may be missing.
+        let mut resumed = Expired::default().at(&range(), &place("7"));
+        assert_eq!(resumed.look(&[entity("c", 5_000, 99)], 100), [gap("c", 0, 5_001)]);
+        assert_eq!(resumed.look(&[entity("c", 5_000, 99)], 100), []);
+    }
+
+    #[test]
+    fn one_reader_remembers_so_many_keys_and_no_more() {
+        let expired = Expired::default();
+        let page: Vec<Value> = (0..=MAX_KEYS).map(|n| event(&n.to_string(), 1)).collect();
+        assert_eq!(read(&expired, "0", "1", &page[..10]), []);
+        assert_eq!(read(&expired, "a", "b", &page), []);
+        let kept = |place_of: &str| expired.at(&range(), &place(place_of)).last.len();
+        assert_eq!([kept("b"), kept("1")], [1, 10]);
+        // The eldest makes room.
+        assert_eq!(read(&expired, "0", "1", &page[..10]), []);
+        assert_eq!(read(&expired, "0", "2", &page[..20]), []);
+        assert_eq!(read(&expired, "a", "b", &page[..MAX_KEYS - 20]), []);
+        assert_eq!([kept("1"), kept("2"), kept("b")], [0, 20, MAX_KEYS - 20]);
+    }
+
+    #[test]
+    fn a_split_takes_what_was_seen_along() {
+        let expired = Expired::default();
+        assert_eq!(read(&expired, "0", "1", &[event("a", 1)]), []);
+        let part = |name: &str| PartitionId::new(name).expect("a valid name");
+        let to =
+            ["00-80", "80-FF"].map(|name| Successor { partition: part(name), from: place("1") });
+        expired.hand_over(&range(), &place("1"), &to);
+        expired.hand_over(&range(), &place("1"), &to);
+        for name in ["00-80", "80-FF"] {
+            let mut seen = expired.at(&part(name), &place("1"));
+            assert_eq!(seen.look(&[event("a", 3)], 0), [gap("a", 1, 3)]);
+        }
     }
 }

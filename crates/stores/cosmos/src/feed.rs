@@ -20,7 +20,7 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use futures_util::StreamExt;
 use postrider_core::{
     BatchLimit, ConsumerName, Entry, Error, Feed, FeedPage, PartitionId, Position, Result,
-    Timestamp,
+    Successor, Timestamp,
 };
 use serde_json::Value;
 
@@ -29,7 +29,6 @@ use crate::batch_order::{LSN, in_order};
 use crate::control::MAX_BATCH_OPERATIONS;
 use crate::error::failed;
 use crate::event_document::{entry, is_event, text, written_seconds};
-use crate::expired::Seen;
 use crate::position::{At, Passed, Place};
 use crate::ranges;
 
@@ -41,6 +40,8 @@ type Pages = ChangeFeedPageIterator<ChangeFeedItem<Value>>;
 const MAX_CARRIED: usize = 50;
 /// How often "now" is looked for anew, when the container is split meanwhile.
 const SPLITS_AT_ONCE: usize = 5;
+/// So many answers without any document are asked on from at once; a place alone is given then.
+const EMPTY_AT_MOST: usize = 8;
 /// A reader that meets no event for so long is given its place, so that it can note it.
 const QUIET_AT_MOST: Duration = Duration::from_secs(60);
 /// What the emulator's etag calls the number.
@@ -48,10 +49,19 @@ const EMULATED_LSN: &str = "lsn";
 /// Pages that were read ahead and are kept until their turn; the service gives 4 MB in one.
 const MAX_AHEAD: usize = 16;
 
+/// Whether a reading looks for events that were deleted before it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Looks {
+    /// A relay's, a replay's.
+    Yes,
+    /// One that counts alone: what a relay has seen is not its own.
+    No,
+}
+
 /// One page as the library gave it.
 #[derive(Debug, Clone)]
 struct Page {
-    /// Events of one key in the order of their numbers.
+    /// Events of one key in the order of their numbers; none where the place alone has moved.
     documents: Vec<Value>,
     /// From where it can be read again.
     before: String,
@@ -143,10 +153,12 @@ impl CosmosStore {
                 break;
             }
         }
-        if documents.is_empty() {
+        // Without documents the place may have moved all the same: the service's first answer to a
+        // start by time has nothing else.
+        let after = token_of(&pages)?;
+        if documents.is_empty() && after == before {
             return Ok(None);
         }
-        let after = token_of(&pages)?;
         if after == before {
             // Read on from here, the same page would come for ever.
             return Err(Error::transient(format!(
@@ -189,11 +201,17 @@ impl CosmosStore {
         partition: &PartitionId,
         after: &Position,
         limit: BatchLimit,
-    ) -> Result<FeedPage> {
+        looks: Looks,
+    ) -> Result<(FeedPage, bool)> {
         let (range, from) = self.range_and_place(partition, after)?;
         // One that was split is read no further: its successors begin where it stands.
-        let ended =
-            |ended| FeedPage { entries: Vec::new(), position: after.clone(), ended: Some(ended) };
+        let ended = |ended: Vec<Successor>| {
+            if looks == Looks::Yes {
+                self.inner.expired.hand_over(partition, after, &ended);
+            }
+            let position = after.clone();
+            (FeedPage { entries: Vec::new(), position, ended: Some(ended) }, false)
+        };
         if let Some(successors) = self.successors(&range, after).await? {
             return Ok(ended(successors));
         }
@@ -212,38 +230,50 @@ impl CosmosStore {
         }
         let Some(page) = page else {
             let position = after.clone();
-            return Ok(FeedPage { entries: Vec::new(), position, ended: None });
+            return Ok((FeedPage { entries: Vec::new(), position, ended: None }, true));
         };
+        let is_empty = page.documents.is_empty();
         let mut whole = [&page.documents[..], &rest[..]].concat();
         in_order(&mut whole);
-        let mut seen = self.inner.expired.at(partition, after);
-        self.look_for_expired(partition, &mut seen, &whole).await?;
+        let now = match looks {
+            Looks::Yes => Some(self.now().await?),
+            Looks::No => None,
+        };
         let mut handing = Handing { store: self, limit, entries: Vec::new(), bytes: 0 };
         let position = handing.take(page, rest, &from)?.write()?;
-        self.inner.expired.keep(partition, &position, seen);
-        Ok(FeedPage { entries: handing.entries, position, ended: None })
+        // From here on nothing fails: what was seen is kept.
+        if let Some(now) = now {
+            let mut seen = self.inner.expired.at(partition, after);
+            self.look_for_expired(partition, &mut seen, &whole, now);
+            self.inner.expired.keep(partition, &position, seen);
+        }
+        Ok((FeedPage { entries: handing.entries, position, ended: None }, is_empty))
     }
 
-    /// Tells of events that were deleted before anybody read them here.
-    async fn look_for_expired(
+    /// Reads on over pages without events, of which a container of long-lived documents has many.
+    pub(crate) async fn read_on(
         &self,
         partition: &PartitionId,
-        seen: &mut Seen,
-        page: &[Value],
-    ) -> Result<()> {
-        let ttl = Duration::from_secs(self.inner.event_ttl_seconds.unsigned_abs());
-        let ago = self.now().await?.as_millis() / 1_000;
-        let before = ago.saturating_sub(ttl.as_secs());
-        let gaps = self.inner.expired.told(seen.look(page, before));
-        if !gaps.is_empty() {
-            let events: u64 = gaps.iter().map(|gap| gap.count).sum();
-            metrics::counter!("postrider_cosmos_events_expired_total").increment(events);
-            tracing::warn!(
-                %partition, keys = gaps.len(), events,
-                "events were deleted, most likely by their time to live, before they were read here"
-            );
+        after: &Position,
+        limit: BatchLimit,
+        looks: Looks,
+    ) -> Result<FeedPage> {
+        let (begun, mut place, mut empty) = (Instant::now(), after.clone(), 0);
+        loop {
+            let (page, is_empty) = match self.read_one(partition, &place, limit, looks).await {
+                // What was passed over until then is passed; who goes on there meets the failure.
+                Err(_) if place != *after => {
+                    return Ok(FeedPage { entries: Vec::new(), position: place, ended: None });
+                }
+                other => other?,
+            };
+            empty += usize::from(is_empty);
+            let quiet = page.entries.is_empty() && page.ended.is_none() && page.position != place;
+            if !quiet || empty >= EMPTY_AT_MOST || begun.elapsed() >= QUIET_AT_MOST {
+                return Ok(page);
+            }
+            place = page.position;
         }
-        Ok(())
     }
 
     /// A token of "now" that stays where it is: every part of the range is asked once, since only
@@ -309,7 +339,7 @@ fn described(at: &At) -> String {
     let numbers: Option<Vec<String>> = parts(&at.token).iter().map(lsn).collect();
     let place = match numbers.filter(|numbers| !numbers.is_empty()) {
         Some(numbers) => format!("lsn {}", numbers.join("+")),
-        None => "before its first change".to_owned(),
+        None => "before what is read next".to_owned(),
     };
     match at.passed.len() {
         0 => place,
@@ -375,7 +405,7 @@ impl Handing<'_> {
         at.token = page.after;
         // What this page did not have is met by a later one: pages may be smaller than they were.
         at.passed = passed.without(&met);
-        if !page.full || at.passed.len() > MAX_CARRIED {
+        if at.passed.len() > MAX_CARRIED {
             at.passed = Passed::default();
         }
         at.passed.extend(&ahead);
@@ -399,28 +429,18 @@ impl Feed for CosmosStore {
         self.partitions_of(consumer).await
     }
 
-    /// Reads on over pages without events, of which a container of long-lived documents has many.
     async fn read(
         &self,
         partition: &PartitionId,
         after: &Position,
         limit: BatchLimit,
     ) -> Result<FeedPage> {
-        let (begun, mut place) = (Instant::now(), after.clone());
-        loop {
-            let page = match self.read_one(partition, &place, limit).await {
-                // What was passed over until then is passed.
-                Err(_) if place != *after => {
-                    return Ok(FeedPage { entries: Vec::new(), position: place, ended: None });
-                }
-                other => other?,
-            };
-            let quiet = page.entries.is_empty() && page.ended.is_none() && page.position != place;
-            if !quiet || begun.elapsed() >= QUIET_AT_MOST {
-                return Ok(page);
-            }
-            place = page.position;
-        }
+        self.read_on(partition, after, limit, Looks::Yes).await
+    }
+
+    /// A place alone was given where other documents, or none, were read over.
+    fn is_head(&self, page: &FeedPage, after: &Position) -> bool {
+        page.entries.is_empty() && page.position == *after
     }
 
     fn describe(&self, position: &Position) -> String {
@@ -469,10 +489,10 @@ mod tests {
         };
         assert_eq!(told(&["\"57\""]), "lsn 57");
         assert_eq!(told(&["\"57\"", r#"{"lsn": 8, "range": 3}"#]), "lsn 57+8");
-        assert_eq!(told(&[]), "before its first change");
+        assert_eq!(told(&[]), "before what is read next");
         let mut within = At::token("rid", token(&two));
         within.passed.insert(1);
-        assert_eq!(described(&within), "before its first change and 1 more");
+        assert_eq!(described(&within), "before what is read next and 1 more");
         for other in [token(&json!({})), "c1.".to_owned(), String::new(), "x".to_owned()] {
             assert_eq!(parts_of(&other), 1, "{other}");
         }

@@ -11,8 +11,8 @@ use azure_data_cosmos::Query;
 use azure_data_cosmos::feed::FeedScope;
 use futures_util::TryStreamExt;
 use postrider_core::{
-    BatchLimit, Checkpoint, ConsumerName, ConsumerProgress, Entry, Feed, PartitionId, Position,
-    Result, Timestamp,
+    BatchLimit, Checkpoint, ConsumerName, ConsumerProgress, Entry, PartitionId, Position, Result,
+    Timestamp,
 };
 use serde_json::json;
 
@@ -21,6 +21,7 @@ use crate::checkpoints::Standing;
 use crate::control::Kept;
 use crate::error::{cosmos_error, failed};
 use crate::event_document::EVENT_TYPE;
+use crate::feed::Looks;
 use crate::leases::Lease;
 use crate::position::Place;
 use crate::ranges;
@@ -68,7 +69,7 @@ impl CosmosStore {
         let (mut count, mut oldest, mut after) = (0, None, position.clone());
         // A page may have other documents alone: some looks find the first event, or the head.
         loop {
-            let page = self.read(partition, &after, COUNTED).await?;
+            let page = self.read_on(partition, &after, COUNTED, Looks::No).await?;
             let moved = page.position != after;
             count += page.entries.len() as u64;
             let first = page.entries.first().map(|entry| match entry {

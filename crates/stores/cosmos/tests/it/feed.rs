@@ -411,6 +411,46 @@ async fn now_and_a_time_are_places() {
     assert_eq!(numbers(&all), [1, 2]);
 }
 
+/// The service answers a start by time with a place alone at first: what follows it comes, also to
+/// one that waits for it, and what is older does not.
+#[tokio::test]
+async fn a_time_is_read_on_from_though_its_first_answer_is_empty() {
+    let world = World::new(2).await;
+    let keys: Vec<String> = (0..8).map(|n| format!("key-{n}")).collect();
+    let round = |round: u64| {
+        let numbered = keys.iter().zip(round * 8..);
+        numbered.map(|(key, n)| event(key, n)).collect::<Vec<_>>()
+    };
+    world.append(&round(0)).await;
+    let partitions = world.store.partitions(&consumer("one")).await.expect("listed");
+    let mut last = Timestamp::default();
+    for partition in &partitions {
+        let (records, _, _) = read_from(&world.store, partition, &Position::START, WHOLE).await;
+        last = records.iter().map(|record| record.appended_at).fold(last, Timestamp::max);
+    }
+    let time = last.plus(Duration::from_secs(1));
+    let mut from = Vec::new();
+    for partition in partitions {
+        let place = world.store.position_at(&partition, time).await.expect("a place");
+        let (none, place, _) = read_from(&world.store, &partition, &place, WHOLE).await;
+        assert_eq!(numbers(&none), [] as [u64; 0]);
+        from.push((partition, place));
+    }
+    // The database tells its time in seconds.
+    tokio::time::sleep(Duration::from_millis(2_050)).await;
+    world.append(&round(1)).await;
+    let mut found = Vec::new();
+    for (partition, place) in from {
+        let (records, _, _) = read_from(&world.store, &partition, &place, WHOLE).await;
+        let fresh = world.store.position_at(&partition, time).await.expect("a place");
+        let (again, _, _) = read_from(&world.store, &partition, &fresh, WHOLE).await;
+        assert_eq!(numbers(&again), numbers(&records));
+        found.extend(numbers(&records));
+    }
+    found.sort_unstable();
+    assert_eq!(found, (8..16).collect::<Vec<u64>>());
+}
+
 /// A relay's source on top: it waits, hands out what comes, and tells of a split.
 #[tokio::test]
 async fn a_source_reads_it() {
