@@ -514,6 +514,31 @@ async fn an_event_that_expired_unsent_is_told() {
     assert!(told.iter().any(|text| text.contains("1 events were deleted")), "{told:?}");
 }
 
+/// Whoever counts what is pending leaves alone what a relay has seen of the numbers.
+#[tokio::test]
+async fn counting_hides_no_gap() {
+    use postrider_core::Leases;
+    let world = World::new(1).await;
+    let group = postrider_conformance::samples::group("relays");
+    let relay = postrider_conformance::samples::relay("r");
+    let ttl = Duration::from_secs(60);
+    let held = world.store.acquire(&group, &whole(), &relay, ttl).await.expect("an answer");
+    let postrider_core::Acquired::Held(lease) = held else { panic!("it is free") };
+    world.append(&[event("k", 1)]).await;
+    let (_, place, _) = read_from(&world.store, &whole(), &Position::START, WHOLE).await;
+    let none = postrider_core::Tally::default();
+    world.store.advance(&lease, &consumer("sink"), &place, none).await.expect("noted");
+    let ids = world.append(&[event("k", 2)]).await;
+    assert_eq!(world.store.progress().await.expect("readable")[0].pending, 1);
+    let container = world.store.container();
+    container.delete_item("k", &ids[0].to_string(), None).await.expect("it is there");
+    world.append(&[event("k", 3)]).await;
+    let (records, _, _) = read_from(&world.store, &whole(), &place, WHOLE).await;
+    assert_eq!(numbers(&records), [3]);
+    let told = world.store.advice().await.expect("advice");
+    assert!(told.iter().any(|text| text.contains("1 events were deleted")), "{told:?}");
+}
+
 /// A range that was with another relay for a while comes back without a false alarm: what the other
 /// one has read is not missing here.
 #[tokio::test]
