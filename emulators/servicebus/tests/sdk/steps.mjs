@@ -62,13 +62,14 @@ async function nothing(receiver) {
 }
 
 // The SDK gives up if a connection ends while it is opening it, or while nothing has come from it
-// yet: an application tries again.
+// yet, and where the cut reaches it as a reset: an application tries again.
 async function again(action) {
   for (let attempt = 1; ; attempt++) {
     try {
       return await action();
     } catch (error) {
-      if (attempt === 5 || !/Failed to connect|error .* on the AMQP connection/.test(error.message)) {
+      const cut = /Failed to connect|error .* on the AMQP connection|read ECONNRESET/;
+      if (attempt === 5 || !cut.test(error.message)) {
         throw error;
       }
     }
