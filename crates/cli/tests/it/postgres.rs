@@ -272,7 +272,11 @@ fn a_restart_of_the_server_is_told_and_delivery_goes_on_by_itself() {
     eventually("its checkpoint is written", || (published() == 1).then_some(()));
     server.stop(Shutdown::Fast).expect("stopped");
     relay.line_with("the database can't be used for now");
-    relay.line_with("the lease was not renewed in time");
+    // Of all partitions: while one is held, its renewal is what is told.
+    eventually("every worker stops", || {
+        let stopped = relay.seen().matches("the lease was not renewed in time").count();
+        (stopped == 8).then_some(())
+    });
     // Attempts come every quarter of a second and oftener; the server ends, then is away.
     let told = relay.seen().matches("leases were not renewed").count();
     assert!((1..=3).contains(&told), "{told} lines: {}", relay.seen());
