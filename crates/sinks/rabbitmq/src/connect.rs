@@ -18,17 +18,17 @@ use futures_util::{FutureExt, Stream as FuturesStream, StreamExt};
 use lapin::options::ConfirmSelectOptions;
 use lapin::uri::{AMQPQueryString, AMQPUri};
 use lapin::{AsyncTcpStream, Channel, Connection, ConnectionProperties, Event};
-use postrider_core::{Error, Result};
-use tokio::net::TcpStream;
+use postrider_core::Result;
 use tokio::time::timeout;
 use tokio_util::compat::TokioAsyncReadCompatExt;
 use tracing::Dispatch;
 use tracing::instrument::WithSubscriber;
 
 use crate::error::connect_error;
-use crate::line::{Cutter, Line};
+use crate::line::Cutter;
 use crate::login::{Address, Login};
-use crate::runtime::{Kit, Stream, silence_this_thread};
+use crate::reach;
+use crate::runtime::{Kit, silence_this_thread};
 use crate::under_way::{UnderWay, lock};
 
 /// In seconds. A connection that is silent while events are under way is left far earlier.
@@ -74,41 +74,12 @@ impl Link {
         in_flight: usize,
         within: Duration,
     ) -> Result<Self> {
-        let mut last = Error::transient("connect to RabbitMQ: there is no server in the list");
-        let addresses = login.addresses();
-        for _ in addresses {
-            let place = next.fetch_add(1, Ordering::Relaxed) % addresses.len();
-            let Some(address) = addresses.get(place) else { continue };
-            let link = Self::to(address, login, in_flight);
-            let link = link.with_subscriber(Dispatch::none());
-            match timeout(within, link).await {
-                Ok(Ok(link)) => return Ok(link),
-                Ok(Err(error)) => last = error,
-                Err(_) => {
-                    last = Error::transient("connect to RabbitMQ: there was no answer in time");
-                }
-            }
-        }
-        Err(last)
+        let to = |address| Self::to(address, login, in_flight).with_subscriber(Dispatch::none());
+        reach::first(login, next, within, to).await
     }
 
     async fn to(address: &Address, login: &Login, in_flight: usize) -> Result<Self> {
-        let unreachable =
-            |cause| Error::transient("connect to RabbitMQ: its host").with_source(cause);
-        let socket = TcpStream::connect((address.host.as_str(), address.port)).await;
-        let socket = socket.map_err(unreachable)?;
-        socket.set_nodelay(true).map_err(unreachable)?;
-        let (line, cutter) = Line::new(socket);
-        let stream = match (&address.tls, login.tls()) {
-            (Some(name), Some(tls)) => {
-                let made = tls.connect(name.clone(), line).await.map_err(|cause| {
-                    Error::transient("connect to RabbitMQ: no TLS connection could be made")
-                        .with_source(cause)
-                })?;
-                Stream::Tls(Box::new(made))
-            }
-            _ => Stream::Plain(line),
-        };
+        let (stream, cutter) = reach::line(address, login).await?;
         let query = AMQPQueryString {
             heartbeat: Some(HEARTBEAT_S),
             frame_max: Some(FRAME_MAX),

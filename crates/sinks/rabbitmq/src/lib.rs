@@ -12,6 +12,7 @@ mod error;
 mod line;
 mod login;
 mod publish;
+mod reach;
 mod runtime;
 mod stream;
 mod topology;

@@ -8,7 +8,7 @@
 
 use std::collections::HashSet;
 use std::io;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::AtomicUsize;
 use std::time::Duration;
 
 use bytes::{Buf, BytesMut};
@@ -16,14 +16,14 @@ use futures_util::FutureExt;
 use lapin::auth::AuthProvider;
 use postrider_core::{Error, ErrorKind, Result};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
 use tokio::time::{timeout, timeout_at};
 use tokio_util::sync::CancellationToken;
 
 use super::error::{self, garbled, lost, silent};
 use super::wire::{self, Code, Frame, From, Input, OK, Request};
-use crate::line::{Cutter, Line};
+use crate::line::Cutter;
 use crate::login::{Address, Login};
+use crate::reach;
 use crate::runtime::Stream;
 
 /// The only producer of a connection.
@@ -77,39 +77,11 @@ impl Link {
         within: Duration,
         patience: Duration,
     ) -> Result<Self> {
-        let mut last = Error::transient("connect to RabbitMQ: there is no server in the list");
-        let addresses = login.addresses();
-        for _ in addresses {
-            let place = next.fetch_add(1, Ordering::Relaxed) % addresses.len();
-            let Some(address) = addresses.get(place) else { continue };
-            match timeout(within, Self::to(address, login, patience)).await {
-                Ok(Ok(link)) => return Ok(link),
-                Ok(Err(error)) => last = error,
-                Err(_) => {
-                    last = Error::transient("connect to RabbitMQ: there was no answer in time");
-                }
-            }
-        }
-        Err(last)
+        reach::first(login, next, within, |address| Self::to(address, login, patience)).await
     }
 
     async fn to(address: &Address, login: &Login, patience: Duration) -> Result<Self> {
-        let unreachable =
-            |cause| Error::transient("connect to RabbitMQ: its host").with_source(cause);
-        let socket = TcpStream::connect((address.host.as_str(), address.port)).await;
-        let socket = socket.map_err(unreachable)?;
-        socket.set_nodelay(true).map_err(unreachable)?;
-        let (line, cutter) = Line::new(socket);
-        let stream = match (&address.tls, login.tls()) {
-            (Some(name), Some(tls)) => {
-                let made = tls.connect(name.clone(), line).await.map_err(|cause| {
-                    Error::transient("connect to RabbitMQ: no TLS connection could be made")
-                        .with_source(cause)
-                })?;
-                Stream::Tls(Box::new(made))
-            }
-            _ => Stream::Plain(line),
-        };
+        let (stream, cutter) = reach::line(address, login).await?;
         let mut link = Self::over(stream, cutter, patience);
         match link.log_in(address).await {
             Ok(()) => Ok(link),
@@ -394,7 +366,8 @@ impl std::convert::From<Error> for Refusal {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tokio::net::TcpListener;
+    use crate::line::Line;
+    use tokio::net::{TcpListener, TcpStream};
 
     /// Events that were given up must not reach the server behind those of a later connection.
     #[tokio::test]
