@@ -127,14 +127,14 @@ impl Attached {
 pub(crate) struct Appended {
     id: EventId,
     /// When it should have been appended.
-    due: Instant,
+    pub(crate) due: Instant,
     /// When its commit was answered.
     at: Instant,
 }
 
 /// From when events were due to the answers to their commits.
-pub(crate) fn writers_waits(appended: &[Appended]) -> Waits {
-    Waits::new(appended.iter().map(|event| event.at - event.due).collect())
+pub(crate) fn writers_waits<'a>(appended: impl IntoIterator<Item = &'a Appended>) -> Waits {
+    Waits::new(appended.into_iter().map(|event| event.at - event.due).collect())
 }
 
 /// Durations, of which quantiles are asked.
