@@ -1,8 +1,8 @@
 //! One connection that speaks the stream protocol.
 //!
 //! What lives here: making it, requests and their answers, and sending messages until each is
-//! answered. What does not: the login (`../login.rs`), frames (`wire.rs`), which messages get which
-//! ids (`lane.rs`).
+//! answered. What does not: the login (`../login.rs`), frames (`wire.rs`), holding what comes
+//! (`incoming.rs`), which messages get which ids (`lane.rs`).
 //! Invariant: it belongs to one task at a time and has one frame of messages under way. A call that
 //! fails, or is given up halfway, leaves it useless: whoever has it drops it, which cuts it.
 
@@ -11,15 +11,19 @@ use std::io;
 use std::sync::atomic::AtomicUsize;
 use std::time::Duration;
 
-use bytes::{Buf, BytesMut};
+use bytes::BytesMut;
 use futures_util::FutureExt;
 use lapin::auth::AuthProvider;
 use postrider_core::{Error, ErrorKind, Result};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::time::{timeout, timeout_at};
+use tokio::time::{Instant, timeout, timeout_at};
 use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
 
+use super::chunk::{Chunk, Entry, Head};
+use super::encode::{ID_WITHIN, id_of};
 use super::error::{self, garbled, lost, silent};
+use super::incoming::Incoming;
 use super::wire::{self, Code, Frame, From, Input, OK, Request};
 use crate::line::Cutter;
 use crate::login::{Address, Login};
@@ -34,13 +38,8 @@ const CREDIT: u16 = 4;
 const FRAME_MAX: u32 = 1 << 20;
 /// The server's own proposals stay below: an event has at most 16 MiB.
 const MOST_FRAME_MAX: u32 = 32 << 20;
-/// Largest frame that is read. A chunk comes in one, whatever was agreed on, and holds what a busy
-/// server stored at a time.
-const MAX_FRAME_BYTES: usize = 256 << 20;
 /// A stream that sends nothing for so long is empty; it is not told otherwise.
 const QUIET: Duration = Duration::from_secs(1);
-/// What is read at a time, at least.
-const READ_BYTES: usize = 64 << 10;
 
 /// A connection.
 pub(crate) struct Link {
@@ -49,20 +48,14 @@ pub(crate) struct Link {
     _cutter: Cutter,
     stream: Stream,
     ended: CancellationToken,
-    incoming: BytesMut,
-    /// Bytes of the frame that was read last, which are passed at the next look.
-    read: usize,
+    incoming: Incoming,
     outgoing: BytesMut,
     number: u32,
     subscriptions: u8,
     frame_max: usize,
     patience: Duration,
-}
-
-/// What a server says before its answer comes.
-enum Next {
-    Frame,
-    Nothing,
+    /// What is waited for has to come by then.
+    until: Instant,
 }
 
 impl Link {
@@ -99,13 +92,13 @@ impl Link {
             ended: cutter.token(),
             _cutter: cutter,
             stream,
-            incoming: BytesMut::with_capacity(READ_BYTES),
-            read: 0,
+            incoming: Incoming::default(),
             outgoing: BytesMut::new(),
             number: 0,
             subscriptions: 0,
             frame_max: FRAME_MAX as usize,
             patience,
+            until: Instant::now() + patience,
         }
     }
 
@@ -120,6 +113,7 @@ impl Link {
             data: data.as_bytes(),
         })
         .await?;
+        self.wait_anew();
         let proposed = loop {
             match self.frame().await? {
                 Frame::Tune { frame_max } => break frame_max,
@@ -159,6 +153,7 @@ impl Link {
         let asked = self.number;
         request.write(asked, &mut self.outgoing);
         self.flush().await?;
+        self.wait_anew();
         loop {
             match self.frame().await? {
                 Frame::Response { number, code, mut rest } if number == asked => {
@@ -204,32 +199,69 @@ impl Link {
         self.ask(request, |_| Some(())).await?.map_err(Refusal::Answer)
     }
 
-    /// The next chunk of the stream that is read, which something is made of.
-    pub(crate) async fn chunk<T>(
-        &mut self,
-        make: impl FnOnce(&[u8]) -> Option<T>,
-    ) -> Result<T, Refusal> {
+    /// The next chunk of the stream that is read. It may be of any size: it is never held.
+    pub(crate) async fn chunk(&mut self) -> Result<Chunk, Refusal> {
         let current = self.subscriptions;
-        let made = loop {
+        self.wait_anew();
+        let head = loop {
             match self.frame().await? {
-                Frame::Delivered { subscription, chunk } if subscription == current => {
-                    break make(chunk).ok_or_else(garbled)?;
+                Frame::Delivered { subscription, head } if subscription == current => {
+                    break Head::read(head).ok_or_else(garbled)?;
                 }
                 Frame::Close { reason } => return Err(error::closed(&reason).into()),
                 Frame::StreamChanged => return Err(error::stream_changed().into()),
                 _ => {}
             }
         };
+        let mut ids = Vec::new();
+        for _ in 0..head.entries {
+            ids.extend(self.entry().await?);
+        }
         wire::credit(&mut self.outgoing, current, 1);
         self.flush().await?;
-        Ok(made)
+        Ok(Chunk { end: head.end, ids })
+    }
+
+    /// The id of the next entry of a chunk, if it is a message that has one.
+    async fn entry(&mut self) -> Result<Option<Uuid>> {
+        let mut head = [0; Entry::MAX_HEAD_BYTES];
+        let first = *self.piece(1).await?.first().ok_or_else(garbled)?;
+        let head = &mut head[..Entry::head_bytes(first)];
+        head[0] = first;
+        let rest = head.len() - 1;
+        head[1..].copy_from_slice(self.piece(rest).await?);
+        let (id, mut rest) = match Entry::read(head).ok_or_else(garbled)? {
+            Entry::Message(bytes) => {
+                let begin = bytes.min(ID_WITHIN);
+                (id_of(self.piece(begin).await?), bytes - begin)
+            }
+            Entry::Packed(bytes) => (None, bytes),
+        };
+        while !self.incoming.pass(&mut rest) {
+            self.more_of_a_chunk().await?;
+        }
+        Ok(id)
+    }
+
+    /// The next piece of a chunk.
+    async fn piece(&mut self, bytes: usize) -> Result<&[u8]> {
+        while !self.incoming.piece(bytes)? {
+            self.more_of_a_chunk().await?;
+        }
+        Ok(self.incoming.told())
+    }
+
+    /// However long a chunk takes, each piece of it has the time that an answer has.
+    async fn more_of_a_chunk(&mut self) -> Result<()> {
+        self.wait_anew();
+        self.fill().await
     }
 
     /// Whether a stream has messages. A server that is slow to send one has none, as it seems.
     pub(crate) async fn has_messages(&mut self, stream: &str) -> Result<bool, Refusal> {
         self.subscribe(stream, From::Last).await?;
-        let came = match timeout(QUIET, self.chunk(|_| Some(()))).await {
-            Ok(came) => came.map(|()| true)?,
+        let came = match timeout(QUIET, self.chunk()).await {
+            Ok(came) => came.map(|_| true)?,
             Err(_) => false,
         };
         self.unsubscribe().await?;
@@ -254,12 +286,14 @@ impl Link {
         let mut open: HashSet<u64> = messages.clone().map(|(id, _)| id).collect();
         wire::publish(&mut self.outgoing, PUBLISHER, messages);
         self.flush().await?;
+        self.wait_anew();
         while !open.is_empty() {
             match self.frame().await? {
                 Frame::Confirmed(ids) => {
                     for id in ids {
                         open.remove(&id);
                     }
+                    self.wait_anew();
                 }
                 Frame::Refused(ids) => {
                     let first = ids.first().ok_or_else(garbled)?;
@@ -281,12 +315,16 @@ impl Link {
     /// Whether it is still of use: nothing came by itself that ends it. Looks without waiting.
     pub(crate) fn is_up(&mut self) -> bool {
         loop {
-            match self.take().now_or_never() {
-                None => return !self.ended.is_cancelled(),
-                Some(Err(_)) => return false,
-                Some(Ok(())) => match self.current() {
+            match self.incoming.next() {
+                Err(_) => return false,
+                Ok(true) => match self.incoming.frame() {
                     Some(Frame::Close { .. } | Frame::StreamChanged) | None => return false,
                     Some(_) => {}
+                },
+                Ok(false) => match self.stream.read_buf(self.incoming.room()).now_or_never() {
+                    None => return !self.ended.is_cancelled(),
+                    Some(Ok(0) | Err(_)) => return false,
+                    Some(Ok(_)) => {}
                 },
             }
         }
@@ -306,45 +344,29 @@ impl Link {
         timeout(self.patience, write).await.map_err(|_| silent(self.patience))?.map_err(lost)
     }
 
+    /// What is waited for from now on has its time from now on.
+    fn wait_anew(&mut self) {
+        self.until = Instant::now() + self.patience;
+    }
+
     /// The next frame, if it comes in time.
     async fn frame(&mut self) -> Result<Frame<'_>> {
-        let until = tokio::time::Instant::now() + self.patience;
-        let patience = self.patience;
-        timeout_at(until, self.take()).await.map_err(|_| silent(patience))??;
-        self.current().ok_or_else(garbled)
-    }
-
-    /// The frame that was read last.
-    fn current(&self) -> Option<Frame<'_>> {
-        wire::read(self.incoming.get(4..self.read)?)
-    }
-
-    /// Reads until there is a whole frame. Given up, it has lost nothing.
-    async fn take(&mut self) -> Result<()> {
-        self.incoming.advance(std::mem::take(&mut self.read));
-        loop {
-            if let Next::Frame = self.cut_out()? {
-                return Ok(());
+        while !self.incoming.next()? {
+            if self.incoming.is_passing() {
+                self.wait_anew();
             }
-            self.incoming.reserve(READ_BYTES);
-            if self.stream.read_buf(&mut self.incoming).await.map_err(lost)? == 0 {
-                return Err(lost(io::ErrorKind::UnexpectedEof.into()));
-            }
+            self.fill().await?;
         }
+        self.incoming.frame().ok_or_else(garbled)
     }
 
-    fn cut_out(&mut self) -> Result<Next> {
-        let mut input = Input(&self.incoming);
-        let Some(size) = input.u32() else { return Ok(Next::Nothing) };
-        let size = usize::try_from(size).unwrap_or(usize::MAX);
-        if size > MAX_FRAME_BYTES {
-            return Err(error::too_much(size, MAX_FRAME_BYTES));
+    /// Reads something.
+    async fn fill(&mut self) -> Result<()> {
+        let read = timeout_at(self.until, self.stream.read_buf(self.incoming.room())).await;
+        match read.map_err(|_| silent(self.patience))?.map_err(lost)? {
+            0 => Err(lost(io::ErrorKind::UnexpectedEof.into())),
+            _ => Ok(()),
         }
-        if input.take(size).is_none() {
-            return Ok(Next::Nothing);
-        }
-        self.read = 4 + size;
-        Ok(Next::Frame)
     }
 }
 
@@ -365,18 +387,114 @@ impl std::convert::From<Error> for Refusal {
 
 #[cfg(test)]
 mod tests {
+    use super::super::chunk::tests::chunk;
+    use super::super::incoming::{MAX_FRAME_BYTES, MAX_HELD_BYTES, SIZE_BYTES};
     use super::*;
     use crate::line::Line;
     use tokio::net::{TcpListener, TcpStream};
 
-    /// Events that were given up must not reach the server behind those of a later connection.
-    #[tokio::test]
-    async fn what_was_not_sent_when_a_connection_is_dropped_is_never_sent() {
+    /// A connection, and its other end.
+    async fn pair(patience: Duration) -> (Link, TcpStream) {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let address = listener.local_addr().expect("bound");
         let (ours, theirs) = tokio::join!(TcpStream::connect(address), listener.accept());
         let (line, cutter) = Line::new(ours.expect("connected"));
-        let mut link = Link::over(Stream::Plain(line), cutter, Duration::from_millis(500));
+        (Link::over(Stream::Plain(line), cutter, patience), theirs.expect("accepted").0)
+    }
+
+    /// A delivery up to its chunk's entries, which have so many bytes.
+    fn delivery(entries: u16, bytes: usize) -> Vec<u8> {
+        let chunk = chunk(0, entries, 9, b"");
+        let size = u32::try_from(5 + chunk.len() + bytes).expect("less than 4 GiB");
+        [&size.to_be_bytes()[..], &[0, 8, 0, 1, 0], &chunk].concat()
+    }
+
+    /// The head of an entry, and of a message with an id.
+    fn message(id: &Uuid, bytes: u32) -> Vec<u8> {
+        [&bytes.to_be_bytes()[..], b"\0\x53\x73\xc0\x12\x01\x98", id.as_bytes()].concat()
+    }
+
+    /// Whatever the size of a chunk and of the messages in it, no more is held than the bound.
+    #[tokio::test]
+    async fn a_chunk_above_256_mib_is_read_in_bounded_memory() {
+        let (mut link, mut theirs) = pair(Duration::from_secs(20)).await;
+        let [first, last] = [Uuid::from_u128(1), Uuid::from_u128(2)];
+        tokio::join!(
+            async {
+                let large = 300 << 20;
+                let packed = b"\x80\0\x03\0\0\0\0\x02\0\0\0";
+                let first = message(&first, large);
+                let last = message(&last, 23);
+                let rest = (large as usize) - 23;
+                let bytes = first.len() + rest + packed.len() + (32 << 20) + last.len();
+                theirs.write_all(&delivery(3, bytes)).await.expect("sent");
+                let zeros = vec![0; 4 << 20];
+                for (head, rest) in [(&first[..], rest), (packed, 32 << 20), (&last, 0)] {
+                    theirs.write_all(head).await.expect("sent");
+                    let mut rest = rest;
+                    while rest > 0 {
+                        let now = rest.min(zeros.len());
+                        theirs.write_all(&zeros[..now]).await.expect("sent");
+                        rest -= now;
+                    }
+                }
+            },
+            async {
+                let read = link.chunk().await.expect("a chunk");
+                assert_eq!(read, Chunk { end: 16, ids: vec![first, last] });
+                assert!(link.incoming.held() <= MAX_HELD_BYTES, "{}", link.incoming.held());
+            }
+        );
+    }
+
+    /// What nobody reads any more is passed, and so is what nobody can: both without being held.
+    #[tokio::test]
+    async fn other_chunks_are_passed_and_lies_of_a_chunk_are_no_messages() {
+        let (mut link, mut theirs) = pair(Duration::from_secs(20)).await;
+        link.subscriptions = 1;
+        let late = [delivery(1, 8 << 20), vec![0; 8 << 20]].concat();
+        let mut lie = delivery(1, 23);
+        lie.extend(message(&Uuid::nil(), 24));
+        // Its subscription.
+        lie[8] = 1;
+        let sending = async {
+            theirs.write_all(&late).await.expect("sent");
+            theirs.write_all(&lie).await.expect("sent");
+        };
+        let (read, ()) = tokio::join!(link.chunk(), sending);
+        assert!(matches!(read, Err(Refusal::Lost(_))), "{read:?}");
+        assert!(link.incoming.held() <= MAX_HELD_BYTES, "{}", link.incoming.held());
+    }
+
+    /// An answer is held whole, and there is a limit to it.
+    #[tokio::test]
+    async fn an_answer_that_is_too_large_is_named_with_the_limit() {
+        for (size, taken) in [(MAX_FRAME_BYTES, true), (MAX_FRAME_BYTES + 1, false)] {
+            let (mut link, mut theirs) = pair(Duration::from_secs(20)).await;
+            let size = u32::try_from(size).expect("small").to_be_bytes();
+            let mut frame = [&size[..], &[0, 0x17, 0, 1]].concat();
+            frame.resize(SIZE_BYTES + MAX_FRAME_BYTES, 0);
+            let send = async {
+                // What is not read any more can't be sent.
+                let _ = theirs.write_all(&frame).await;
+            };
+            let read = async {
+                let read = link.frame().await.map(|frame| frame == Frame::Other);
+                (read, link.incoming.held())
+            };
+            let ((read, held), ()) = tokio::join!(read, send);
+            assert!(held <= MAX_HELD_BYTES, "{held}");
+            match read {
+                Ok(other) => assert!(other && taken),
+                Err(error) => assert!(!taken && error.to_string().contains("1048576"), "{error}"),
+            }
+        }
+    }
+
+    /// Events that were given up must not reach the server behind those of a later connection.
+    #[tokio::test]
+    async fn what_was_not_sent_when_a_connection_is_dropped_is_never_sent() {
+        let (mut link, mut theirs) = pair(Duration::from_millis(500)).await;
         // Nobody reads at the other end: in the end the buffers of both are full.
         let message = vec![7; 1 << 20];
         let mut sent = 0;
@@ -388,7 +506,7 @@ mod tests {
         }
         assert!(!link.outgoing.is_empty(), "the buffers are not full");
         drop(link);
-        let (mut theirs, mut buffer) = (theirs.expect("accepted").0, vec![0; 1 << 16]);
+        let mut buffer = vec![0; 1 << 16];
         let end = loop {
             match theirs.read(&mut buffer).await {
                 Ok(0) => break None,

@@ -17,6 +17,10 @@ use crate::encode::{CLOUD_EVENTS_PREFIX, KEY, TOPIC};
 /// AMQP 0-9-1 don't get a subject.
 const TYPE: &str = "postrider-type";
 
+/// The id stands within so many bytes of a message, in bytes: what may stand before it is a header
+/// and annotations, of which RabbitMQ's own are names of 255 bytes at most.
+pub(crate) const ID_WITHIN: usize = 4 << 10;
+
 /// Sections of a message.
 const PROPERTIES: u8 = 0x73;
 const APPLICATION_PROPERTIES: u8 = 0x74;

@@ -25,9 +25,7 @@ use bytes::Bytes;
 use postrider_core::{Clock, Result};
 use uuid::Uuid;
 
-use super::chunk::Chunk;
 use super::connect::{Link, Refusal};
-use super::encode::id_of;
 use super::error::{self, Doing};
 use super::numbers::Numbers;
 use super::seen::Seen;
@@ -314,7 +312,7 @@ impl Lane {
         let is_open = || sought.is_some_and(|id| !seen.has_read(&self.stream, &id));
         let before = seen.read_to(&self.stream);
         link.subscribe(&self.stream, From::Last).await?;
-        let end = link.chunk(|bytes| Some(Chunk::read(bytes)?.end)).await?;
+        let end = link.chunk().await?.end;
         link.unsubscribe().await?;
         let begin = seen.begin(&self.stream, before, end);
         if begin >= end && !is_open() {
@@ -323,13 +321,9 @@ impl Lane {
         link.subscribe(&self.stream, From::Offset(begin)).await?;
         let mut reached = begin;
         while reached < end || is_open() {
-            let note = |bytes: &[u8]| {
-                let chunk = Chunk::read(bytes)?;
-                let ids = chunk.messages.iter().filter_map(|message| id_of(message));
-                seen.reached(&self.stream, chunk.end, ids);
-                Some(chunk.end)
-            };
-            reached = link.chunk(note).await?;
+            let chunk = link.chunk().await?;
+            seen.reached(&self.stream, chunk.end, chunk.ids.iter().copied());
+            reached = chunk.end;
         }
         link.unsubscribe().await
     }

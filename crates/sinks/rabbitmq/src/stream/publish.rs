@@ -121,6 +121,7 @@ impl RabbitMqStream {
             true => self.ask_for_streams().await?.into(),
             false => [self.stream.clone()].into(),
         };
+        self.shared.seen.share(&streams);
         *lock(&self.streams) = Some(Arc::clone(&streams));
         Ok(streams)
     }

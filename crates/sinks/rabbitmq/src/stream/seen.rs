@@ -6,18 +6,29 @@
 //! without a gap from where reading began, so that a later reader goes on where that ended.
 
 use std::collections::{HashMap, HashSet, VecDeque};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use uuid::Uuid;
 
-/// Ids that are remembered: eight times what a partition may have confirmed beyond its checkpoint.
-/// Of each stream there is room for so many that were read, and so many that this process stored;
-/// about 30 MiB for each when all are taken.
+/// Ids that are remembered of a stream: eight times what a partition may have confirmed beyond its
+/// checkpoint. There is room for so many that were read, and so many that this process stored.
 pub(crate) const REMEMBERED: usize = 8 << 16;
-/// How far back a stream is read: four times what a partition may have confirmed beyond its
-/// checkpoint, since other partitions' messages stand in between.
-pub(crate) const READ_BACK: u64 = 4 << 16;
-const _: () = assert!(READ_BACK as usize <= REMEMBERED, "what is read is remembered");
+/// Ids that are remembered of all streams of a sink together: of more than eight each has less.
+pub(crate) const MOST_REMEMBERED: usize = 8 * REMEMBERED;
+/// What an id takes, in bytes, in a set that has twice the places, of 17 bytes, and in a queue.
+const ID_BYTES: usize = 2 * 17 + 16;
+/// Most memory for what is known of a sink's streams, in bytes: ids that were read, and as many that
+/// were stored.
+pub(crate) const MAX_KNOWN_BYTES: usize = 2 * MOST_REMEMBERED * ID_BYTES;
+const _: () = assert!(MAX_KNOWN_BYTES == 400 << 20, "as the documents say");
+
+/// How far back a stream is read, of which so many ids are remembered: half of it. That is four
+/// times what a partition may have confirmed beyond its checkpoint, since other partitions' messages
+/// stand in between.
+fn read_back(remembered: usize) -> u64 {
+    u64::try_from(remembered / 2).unwrap_or(u64::MAX)
+}
 
 /// Ids, the last ones.
 #[derive(Default)]
@@ -27,17 +38,31 @@ struct Ids {
 }
 
 impl Ids {
-    /// The oldest is forgotten when there are too many.
-    fn add(&mut self, id: u128) {
-        if !self.all.insert(id) {
+    /// The oldest is forgotten when there are more than `most`.
+    fn add(&mut self, id: u128, most: usize) {
+        if self.all.contains(&id) {
             return;
         }
+        // Before there is one more: neither grows beyond its bound.
+        self.forget(most.saturating_sub(1));
+        self.all.insert(id);
         self.order.push_back(id);
-        if self.order.len() > REMEMBERED
+    }
+
+    /// The oldest are forgotten until there are `most`.
+    fn forget(&mut self, most: usize) {
+        while self.order.len() > most
             && let Some(oldest) = self.order.pop_front()
         {
             self.all.remove(&oldest);
         }
+    }
+
+    /// Leaves `most` of them, and gives the room of the others back.
+    fn shrink(&mut self, most: usize) {
+        self.forget(most);
+        self.order.shrink_to(most);
+        self.all.shrink_to(most);
     }
 }
 
@@ -52,8 +77,9 @@ struct Known {
 }
 
 /// Ids of the events that are in the sink's streams.
-#[derive(Default)]
 pub(crate) struct Seen {
+    /// How many ids of each stream are remembered.
+    remembered: AtomicUsize,
     known: Mutex<HashMap<String, Known>>,
     /// Held by whoever reads a stream.
     readers: Mutex<HashMap<String, Reader>>,
@@ -61,7 +87,34 @@ pub(crate) struct Seen {
 
 type Reader = Arc<tokio::sync::Mutex<()>>;
 
+impl Default for Seen {
+    fn default() -> Self {
+        let remembered = AtomicUsize::new(REMEMBERED);
+        Self { remembered, known: Mutex::default(), readers: Mutex::default() }
+    }
+}
+
 impl Seen {
+    /// From now on it is of so many streams, which share what may be remembered. What is known of
+    /// others is forgotten.
+    pub(crate) fn share(&self, streams: &[String]) {
+        // Collections grow by doubling.
+        let share = (MOST_REMEMBERED / streams.len().max(1)).clamp(1, REMEMBERED);
+        let each = 1 << share.ilog2();
+        let mut known = self.known();
+        known.retain(|stream, _| streams.contains(stream));
+        if self.remembered.swap(each, Ordering::Relaxed) > each {
+            for known in known.values_mut() {
+                known.own.shrink(each);
+                known.read.shrink(each);
+            }
+        }
+    }
+
+    fn remembered(&self) -> usize {
+        self.remembered.load(Ordering::Relaxed)
+    }
+
     fn known(&self) -> MutexGuard<'_, HashMap<String, Known>> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -96,7 +149,8 @@ impl Seen {
 
     /// This process stored the event.
     pub(crate) fn add(&self, stream: &str, id: &Uuid) {
-        self.with(stream, |known| known.own.add(id.as_u128()));
+        let most = self.remembered();
+        self.with(stream, |known| known.own.add(id.as_u128(), most));
     }
 
     /// Up to where a stream was read so far. To be asked before its end is.
@@ -112,14 +166,15 @@ impl Seen {
                 // It is shorter than what was read of it: it was deleted and made anew.
                 *known = Known::default();
             }
-            known.read_to.max(end.saturating_sub(READ_BACK))
+            known.read_to.max(end.saturating_sub(read_back(self.remembered())))
         })
     }
 
     /// These ids were read, up to an offset.
     pub(crate) fn reached(&self, stream: &str, end: u64, ids: impl Iterator<Item = Uuid>) {
+        let most = self.remembered();
         self.with(stream, |known| {
-            ids.for_each(|id| known.read.add(id.as_u128()));
+            ids.for_each(|id| known.read.add(id.as_u128(), most));
             known.read_to = known.read_to.max(end);
         });
     }
@@ -133,6 +188,35 @@ impl Seen {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const READ_BACK: u64 = 4 << 16;
+
+    /// What ids take, by what the collections say of themselves.
+    fn bytes(seen: &Seen) -> usize {
+        let of = |ids: &Ids| ids.order.capacity() * 16 + ids.all.capacity() * 8 / 7 * 17;
+        seen.known().values().map(|known| of(&known.own) + of(&known.read)).sum()
+    }
+
+    /// However many streams a super stream has, and however full: the bound is of all together.
+    #[test]
+    fn all_streams_together_stay_below_the_bound() {
+        let seen = Seen::default();
+        for count in [8, 9, 200] {
+            let streams: Vec<String> = (0..count).map(|n| format!("s-{n}")).collect();
+            seen.share(&streams);
+            let most = (MOST_REMEMBERED / count) as u128 + 10;
+            let ids = (0..most).map(Uuid::from_u128);
+            ids.clone().for_each(|id| seen.add("s-0", &id));
+            seen.reached("s-0", 9, ids);
+            assert!(bytes(&seen) * count <= MAX_KNOWN_BYTES, "{} for {count}", bytes(&seen));
+            let [first, last] = [0, most - 1].map(Uuid::from_u128);
+            assert!(!seen.has("s-0", &first) && seen.has("s-0", &last));
+        }
+        // So no stream is read from further back than it is remembered.
+        assert_eq!(seen.begin("s-0", 0, 1 << 40), (1 << 40) - (16_384 / 2));
+        seen.share(&["t".to_owned()]);
+        assert_eq!(bytes(&seen), 0, "nothing is known of streams that are none any more");
+    }
 
     #[test]
     fn the_oldest_is_forgotten_and_nothing_else() {

@@ -7,6 +7,8 @@
 
 use bytes::{BufMut, BytesMut};
 
+use super::chunk::HEAD_BYTES;
+
 /// Version of every command that is sent.
 const VERSION: u16 = 1;
 /// A response has its request's key with this bit.
@@ -210,9 +212,10 @@ pub(crate) enum Frame<'a> {
     },
     Confirmed(Vec<u64>),
     Refused(Vec<(u64, Code)>),
+    /// A chunk, of which the rest follows its head.
     Delivered {
         subscription: u8,
-        chunk: &'a [u8],
+        head: &'a [u8],
     },
     /// A stream is not to be had any more as it was.
     StreamChanged,
@@ -221,6 +224,12 @@ pub(crate) enum Frame<'a> {
     },
     /// Something that is no concern of a producer.
     Other,
+}
+
+/// Bytes up to the end of a chunk's head, if this is the beginning of a delivery.
+pub(crate) fn delivery_head(key: u16, version: u16) -> Option<usize> {
+    let before = if version > 1 { 2 + 2 + 1 + 8 } else { 2 + 2 + 1 };
+    (key == DELIVER).then_some(before + HEAD_BYTES)
 }
 
 /// The frame of these bytes, which don't have its size any more; None if it is malformed.
@@ -244,7 +253,7 @@ pub(crate) fn read(frame: &[u8]) -> Option<Frame<'_>> {
             if version > 1 {
                 input.u64()?;
             }
-            Frame::Delivered { subscription, chunk: input.0 }
+            Frame::Delivered { subscription, head: input.0 }
         }
         METADATA_UPDATE => Frame::StreamChanged,
         CLOSE => {

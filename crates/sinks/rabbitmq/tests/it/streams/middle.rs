@@ -20,6 +20,7 @@ use tokio::task::JoinSet;
 /// Keys of the frames that he knows.
 const PUBLISH: [u8; 2] = [0, 2];
 const CONFIRM: [u8; 2] = [0, 3];
+const DELIVER: [u8; 2] = [0, 8];
 const QUERY_SEQUENCE: [u8; 2] = [0x80, 5];
 
 /// What he is told to do.
@@ -35,6 +36,8 @@ pub(crate) struct Orders {
     /// He breaks off instead of telling the last id, so often.
     pub(crate) forgetful: u32,
     pub(crate) connections: usize,
+    /// Bytes of the largest frame with a chunk.
+    pub(crate) largest_chunk: usize,
 }
 
 pub(crate) struct Middle {
@@ -176,6 +179,10 @@ async fn down(
         let frame = frame(&mut from).await?;
         if frame[4..6] == CONFIRM && loses.load(Ordering::SeqCst) {
             return Ok(());
+        }
+        if frame[4..6] == DELIVER {
+            let mut orders = orders.lock().expect("not poisoned");
+            orders.largest_chunk = orders.largest_chunk.max(frame.len());
         }
         if frame[4..6] == QUERY_SEQUENCE {
             let mut orders = orders.lock().expect("not poisoned");

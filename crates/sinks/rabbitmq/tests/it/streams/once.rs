@@ -8,6 +8,8 @@
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
+use lapin::BasicProperties;
+use lapin::options::{BasicPublishOptions, ConfirmSelectOptions};
 use postrider_conformance::sink::ReceiverFault;
 use postrider_core::{ErrorKind, Outcome, PartitionId, Publish, Record, Secret, Sink};
 use postrider_sink_rabbitmq::RabbitMqStreamConfig;
@@ -222,6 +224,29 @@ async fn a_producer_that_was_overtaken_takes_no_confirmation_for_one() {
     publish_all(&paused, &sent).await;
     let ids = ids_of(&sent);
     assert_eq!(broker.ids().await[1..], [ids[1], ids[0], ids[2]]);
+}
+
+/// Chunks come whole, in frames beyond what was agreed on (`stream.frame_max`), with messages that
+/// others may have stored by other ways: none of that keeps a producer from knowing what is stored.
+#[tokio::test(flavor = "multi_thread")]
+async fn chunks_beyond_the_servers_frame_max_are_read() {
+    let broker = Broker::shared().await;
+    let middle = Middle::before(broker.address()).await;
+    let before = events("ab", 1);
+    confirm(&sink(&broker.config()), &before).await;
+    let channel = broker.channel().await;
+    channel.confirm_select(ConfirmSelectOptions::default()).await.expect("confirms");
+    let (none, options) = (BasicProperties::default(), BasicPublishOptions::default());
+    let large = vec![7; 20 << 20];
+    let sent =
+        channel.basic_publish("".into(), broker.stream.as_str().into(), options, &large, none);
+    sent.await.expect("sent").await.expect("confirmed");
+    let behind = events("ab", 3);
+    confirm(&sink(&broker.config()), &behind).await;
+    let heir = sink(&through(&middle, &broker));
+    known(&heir, &[before, behind].concat()).await;
+    assert!(middle.orders().largest_chunk > 20 << 20);
+    confirm(&heir, &events("ab", 5)).await;
 }
 
 /// Two that both believe the partition to be theirs: what they do to each other loses nothing, and
