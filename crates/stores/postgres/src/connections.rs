@@ -288,7 +288,7 @@ impl Connections {
         let Sighting { system, timeline, .. } = connection.sighting;
         format!(
             "{begin} SET LOCAL statement_timeout = {ms}; SET LOCAL lock_timeout = {ms}; \
-             SET LOCAL idle_in_transaction_session_timeout = {ms}; \
+             SET LOCAL idle_in_transaction_session_timeout = {ms}; SET LOCAL jit = off; \
              SELECT CASE WHEN w.system = {system} AND w.timeline = {timeline} THEN 0 \
              ELSE ('another server, timeline ' || w.timeline)::integer END FROM (SELECT \
              s.system_identifier AS system, ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))\

@@ -19,6 +19,7 @@ use tokio_postgres::error::SqlState;
 use tokio_postgres::types::{FromSql, ToSql, Type};
 use tokio_postgres::{Client, Row, Statement};
 use tokio_postgres_rustls::MakeRustlsConnect;
+use uuid::Uuid;
 
 use crate::address::{Address, Place};
 use crate::config::PostgresOptions;
@@ -28,7 +29,7 @@ use crate::tls::{self, TlsFiles, TlsMode};
 use crate::world::{Sighting, World, WorldNumber};
 
 /// Which copy of which cluster answers, how far its log is written, whether it takes writes, and
-/// whether this session has the time-outs that it asked for: behind a pooler it has not. Reads the
+/// which connection the session's settings are of: behind a pooler none, or another one. Reads the
 /// control file; takes no locks.
 pub(crate) const IDENTIFY: &str = "SELECT s.system_identifier,
     CASE WHEN pg_is_in_recovery() THEN (SELECT timeline_id FROM pg_control_checkpoint())
@@ -36,7 +37,7 @@ pub(crate) const IDENTIFY: &str = "SELECT s.system_identifier,
     (CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_lsn() END
         - '0/0'::pg_lsn)::bigint,
     NOT pg_is_in_recovery() AND NOT current_setting('transaction_read_only')::boolean,
-    (extract(epoch FROM current_setting('statement_timeout')::interval) * 1000)::bigint
+    current_setting('postrider.session', true)
 FROM pg_control_system() AS s";
 
 /// Asked of a connection whose last call failed or was given up. Takes no locks.
@@ -121,7 +122,6 @@ pub(crate) struct Servers {
     hosts: Vec<Host>,
     writable: bool,
     connect_timeout: Duration,
-    statement_timeout_ms: u64,
     /// For the start of a session; the last setting wins.
     settings: String,
     /// Something in between takes no settings at the start of a session.
@@ -149,7 +149,6 @@ impl Servers {
             hosts: places.into_iter().map(with_tls).collect::<Result<_>>()?,
             writable,
             connect_timeout: connect_timeout.unwrap_or(options.connect_timeout),
-            statement_timeout_ms: u64::try_from(milliseconds).unwrap_or(u64::MAX),
             settings,
             settings_refused: AtomicBool::new(false),
             era: AtomicU64::new(0),
@@ -181,11 +180,14 @@ impl Servers {
     async fn connect(&self, place: &Place, tls: &MakeRustlsConnect) -> Result<Connection> {
         let era = self.era.load(Ordering::Acquire);
         let mut refused = self.settings_refused.load(Ordering::Acquire);
+        // Any of the other settings could be the server's own, too.
+        let session = Uuid::new_v4().to_string();
         let (client, wire) = loop {
             let mut config = place.config.clone();
             if !refused {
                 let own = config.get_options().unwrap_or_default();
-                config.options(format!("{own} {}", self.settings));
+                let settings = &self.settings;
+                config.options(format!("{own} {settings} -c postrider.session={session}"));
             }
             match config.connect(tls.clone()).await {
                 Ok(both) => break both,
@@ -209,8 +211,8 @@ impl Servers {
         if self.writable && !column::<bool>(row, 3)? {
             return Err(read_only(place));
         }
-        let timeout: i64 = column(row, 4)?;
-        let pooled = refused || u64::try_from(timeout) != Ok(self.statement_timeout_ms);
+        let settings_of: Option<&str> = column(row, 4)?;
+        let pooled = refused || settings_of != Some(session.as_str());
         let world = self.world.met(before, sighting);
         let (unfinished, kept) = (false, Mutex::default());
         Ok(Connection { client, _wire: task, world, sighting, era, pooled, unfinished, kept })

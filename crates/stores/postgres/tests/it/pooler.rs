@@ -120,6 +120,35 @@ async fn a_pooler_that_drops_the_settings_unheard_is_noticed() {
     leaves_nothing_behind(&bouncer, &database).await;
 }
 
+/// What the store asks for can be what the server does anyway; only a mark of its own tells whether
+/// its settings arrived. Two stores of two outboxes share few sessions: with prepared statements in
+/// them, each would run the other's.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pooler_in_front_of_a_server_with_the_same_time_outs_is_noticed() {
+    let database = shared(Version::V15).expect("a server");
+    let direct = crate::support::session(&database.url()).await;
+    let same = format!("ALTER DATABASE {} SET statement_timeout = '30s'", database.name());
+    direct.batch_execute(&same).await.expect("set");
+    let ignores = ["ignore_startup_parameters = extra_float_digits,options"];
+    let bouncer = PgBouncer::start(&database.url(), &ignores).expect("a pooler");
+    let options = PostgresOptions::new(bouncer.url(database.name())).partitions(4);
+    let one = PostgresStore::open(options.clone()).await.expect("open");
+    let two = PostgresStore::open(options.outbox("two")).await.expect("open");
+    for number in 0..40 {
+        append(&one, &format!("one-{number:02}")).await.expect("append");
+        append(&two, &format!("two-{number:02}")).await.expect("append");
+    }
+    for (store, name) in [(&one, "one"), (&two, "two")] {
+        let wanted: Vec<String> = (0..40).map(|number| format!("{name}-{number:02}")).collect();
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while keys(store).await.expect("read") != wanted {
+            assert!(Instant::now() < deadline, "{name}");
+        }
+    }
+    let kept = ask(&one, "select count(*)::text from pg_prepared_statements").await;
+    assert_eq!(kept.expect("an answer"), "0");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn time_is_bounded_behind_a_pooler() {
     let database = shared(Version::V15).expect("a server");
