@@ -36,7 +36,8 @@ pub struct ConsumerProgress {
     pub partition: PartitionId,
     /// Its checkpoint.
     pub checkpoint: Checkpoint,
-    /// Records beyond the checkpoint.
+    /// Records beyond the checkpoint. A store may count only so many and estimate the others: its
+    /// docs say from how many on.
     pub pending: u64,
     /// Append time of the oldest record beyond the checkpoint.
     pub oldest_pending_at: Option<Timestamp>,

@@ -108,6 +108,10 @@ const STANDINGS: &str =
 /// whole table. Late ones are looked up by transaction, as pairs (xid, seq), which one index alone
 /// has. Below a floor that reaches the tick's end all is settled and nothing is looked up.
 /// A key is hashed once for each number of partitions: left to the planner, once for each standing.
+///
+/// Beyond the first `$8` rows the numbers drawn up to the end of a standing's generation stand for
+/// them, in equal parts for all partitions: counting millions would run into the time-out just when
+/// somebody has to know.
 const PENDING: &str = "WITH standing AS MATERIALIZED (
         SELECT s.*, b.snap AS before_snap, b.seq_hi AS before_hi, b.floor AS before_floor,
             b.seq_lo AS before_lo, b.own AS before_own,
@@ -119,11 +123,15 @@ const PENDING: &str = "WITH standing AS MATERIALIZED (
         JOIN {schema}.{outbox_tick} AS b ON b.stamp = s.before_stamp
         LEFT JOIN {schema}.{outbox_tick} AS w ON w.stamp = s.stamp AND w.stamp > b.stamp
         LEFT JOIN {schema}.{outbox_tick} AS e ON e.stamp = s.last_stamp),
+    newer AS MATERIALIZED (
+        SELECT o.xid, o.seq, o.created_at, o.key FROM {schema}.{outbox} AS o
+        WHERE o.seq > $1 ORDER BY o.seq LIMIT (SELECT $8)),
+    uncounted AS MATERIALIZED (
+        SELECT max(n.seq) AS after,
+            (SELECT o.seq FROM {schema}.{outbox} AS o ORDER BY o.seq DESC LIMIT 1) AS up_to
+        FROM newer AS n HAVING count(*) >= $8),
     beyond AS (
-        SELECT * FROM (
-            SELECT o.xid, o.seq, o.created_at, o.key FROM {schema}.{outbox} AS o
-            WHERE o.seq > $1
-            ORDER BY o.seq LIMIT (SELECT 9223372036854775807)) AS newer
+        SELECT * FROM newer
         UNION ALL
         SELECT late.xid, late.seq, late.created_at, late.key
         FROM (SELECT e.x, min(s.before_floor) AS floor FROM standing AS s
@@ -141,15 +149,24 @@ const PENDING: &str = "WITH standing AS MATERIALIZED (
     hashed AS MATERIALIZED (SELECT b.xid, b.seq, b.created_at, counts.count,
             {schema}.partition_of(b.key, counts.count) AS index
         FROM beyond AS b CROSS JOIN (SELECT DISTINCT count FROM standing) AS counts)
-    SELECT s.place, count(*), (extract(epoch FROM min(h.created_at)) * 1000000)::bigint / 1000
-    FROM hashed AS h JOIN standing AS s ON s.count = h.count AND s.index = h.index
-    WHERE NOT (h.seq <= s.before_floor
+    SELECT s.place, count(h.seq) + s.rest,
+        (extract(epoch FROM coalesce(min(h.created_at), CASE WHEN s.rest > 0 THEN
+            (SELECT o.created_at FROM {schema}.{outbox} AS o WHERE o.seq > s.before_lo
+                ORDER BY o.seq LIMIT 1) END)) * 1000000)::bigint / 1000
+    FROM (SELECT s.*, coalesce((SELECT greatest(0, least(u.up_to, s.last_hi)
+                - greatest(u.after, s.before_lo)) / s.count FROM uncounted AS u), 0) AS rest
+            FROM standing AS s) AS s
+        LEFT JOIN hashed AS h ON s.count = h.count AND s.index = h.index
+        AND NOT (h.seq <= s.before_floor
             OR h.seq <= s.before_hi AND pg_visible_in_snapshot(h.xid, s.before_snap))
         AND NOT (s.within_snap IS NOT NULL AND h.seq <= s.seq AND (h.seq <= s.within_floor
             OR h.seq <= s.within_hi AND pg_visible_in_snapshot(h.xid, s.within_snap)))
         AND (s.last_snap IS NULL OR h.seq <= s.last_floor
             OR h.seq <= s.last_hi AND pg_visible_in_snapshot(h.xid, s.last_snap))
-    GROUP BY s.place";
+    GROUP BY s.place, s.rest, s.before_lo";
+
+/// How many events beyond the lowest standing are counted one by one: half a second of the server.
+pub(crate) const COUNTED: i64 = 100_000;
 
 /// Locks the rows of the leases under which the consumer advanced: none is taken or renewed before
 /// the consumer is gone. A relay's later write finds no checkpoint and begins a new one, as with a
@@ -342,7 +359,7 @@ impl Checkpoints for PostgresStore {
         let columns = Columns::of(&standings)?;
         if let Some(lowest) = columns.lowest {
             // Of a statement of its own: only with its value known is its plan the right one.
-            let params: [Param<'_>; 7] = [
+            let params: [Param<'_>; 8] = [
                 (&lowest, Type::INT8),
                 (&columns.indexes, Type::INT4_ARRAY),
                 (&columns.counts, Type::INT4_ARRAY),
@@ -350,12 +367,13 @@ impl Checkpoints for PostgresStore {
                 (&columns.stamps, Type::INT8_ARRAY),
                 (&columns.seqs, Type::INT8_ARRAY),
                 (&columns.lasts, Type::INT8_ARRAY),
+                (&COUNTED, Type::INT8),
             ];
             for row in self.query("count what is pending", PENDING, &params).await? {
                 let place = usize::try_from(row.get::<_, i64>(0)).unwrap_or(0);
                 let Some(at) = columns.at.get(place.wrapping_sub(1)) else { continue };
                 standings[*at].0.pending = row.get::<_, i64>(1).unsigned_abs();
-                standings[*at].0.oldest_pending_at = Some(timestamp(row.get(2)));
+                standings[*at].0.oldest_pending_at = row.get::<_, Option<i64>>(2).map(timestamp);
             }
         }
         Ok(standings.into_iter().map(|(progress, _)| progress).collect())

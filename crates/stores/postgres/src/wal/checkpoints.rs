@@ -14,7 +14,7 @@ use tokio_postgres::Row;
 use tokio_postgres::types::Type;
 
 use crate::PostgresStore;
-use crate::checkpoints::{timestamp, whole};
+use crate::checkpoints::{COUNTED, timestamp, whole};
 use crate::connections::Param;
 use crate::leases::{LeaseKey, fence, held};
 
@@ -148,15 +148,21 @@ const STANDINGS: &str = concat!(
 /// base. Ids are looked up as pairs (xid, seq): after a bulk load the planner believes that every
 /// row is of the transaction that it looks for. All are read by an index, in order and under a
 /// limit that the planner can't know: without statistics it would else read the whole table.
+/// Beyond the first `$11` rows the numbers drawn stand for them.
 const PENDING: &str = "WITH after AS MATERIALIZED (
         SELECT a.block, a.bits FROM unnest($3::bigint[], $4::bytea[]) AS a (block, bits)),
     recovery AS MATERIALIZED (
         SELECT r.snap::pg_snapshot AS snap, r.seq, r.floor
         FROM unnest($7::text[], $8::bigint[], $9::bigint[]) AS r (snap, seq, floor)),
+    newer AS MATERIALIZED (
+        SELECT o.xid, o.seq, o.created_at FROM {schema}.{outbox} AS o
+        WHERE o.seq > $2 ORDER BY o.seq LIMIT (SELECT $11)),
+    uncounted AS MATERIALIZED (
+        SELECT (SELECT o.seq FROM {schema}.{outbox} AS o ORDER BY o.seq DESC LIMIT 1) - max(n.seq)
+            AS rows, max(n.created_at) AS after
+        FROM newer AS n HAVING count(*) >= $11),
     beyond AS (
-        SELECT * FROM (SELECT o.xid, o.seq, o.created_at FROM {schema}.{outbox} AS o
-            WHERE o.seq > $2
-            ORDER BY o.seq LIMIT (SELECT 9223372036854775807)) AS newer
+        SELECT * FROM newer
         UNION ALL
         SELECT o.xid, o.seq, o.created_at
         FROM pg_snapshot_xip($1::text::pg_snapshot) AS x
@@ -167,7 +173,9 @@ const PENDING: &str = "WITH after AS MATERIALIZED (
         SELECT * FROM (SELECT o.xid, o.seq, o.created_at FROM {schema}.{outbox} AS o
             WHERE o.xid >= pg_snapshot_xmax($1::text::pg_snapshot) AND o.seq <= $2 AND o.seq > $10
             ORDER BY o.xid, o.seq LIMIT (SELECT 9223372036854775807)) AS late)
-    SELECT count(*), (extract(epoch FROM min(b.created_at)) * 1000000)::bigint / 1000
+    SELECT count(*) + coalesce((SELECT u.rows FROM uncounted AS u), 0),
+        (extract(epoch FROM coalesce(min(b.created_at), (SELECT u.after FROM uncounted AS u
+            WHERE u.rows > 0))) * 1000000)::bigint / 1000
     FROM beyond AS b LEFT JOIN after AS a ON a.block = b.xid::text::bigint >> 16
     WHERE coalesce(get_bit(a.bits, (b.xid::text::bigint & 65535)::integer), 0) = 0
         AND NOT coalesce(b.xid = $5::text::xid8 AND b.seq <= $6, false)
@@ -373,7 +381,7 @@ async fn count(store: &PostgresStore, delivered: &Delivered, system: u64) -> Res
     let recoveries = delivered.recoveries.iter();
     let (snapshots, (seqs, floors)): (Vec<String>, (Vec<i64>, Vec<i64>)) =
         recoveries.map(|one| (one.snapshot.to_string(), (one.seq, one.floor))).unzip();
-    let params: [Param<'_>; 10] = [
+    let params: [Param<'_>; 11] = [
         (&snapshot, Type::TEXT),
         (&seq, Type::INT8),
         (&numbers, Type::INT8_ARRAY),
@@ -384,6 +392,7 @@ async fn count(store: &PostgresStore, delivered: &Delivered, system: u64) -> Res
         (&seqs, Type::INT8_ARRAY),
         (&floors, Type::INT8_ARRAY),
         (&floor, Type::INT8),
+        (&COUNTED, Type::INT8),
     ];
     let rows = store.query("count what is pending", PENDING, &params).await?;
     rows.into_iter().next().ok_or_else(|| Error::corrupt("a count has no row"))

@@ -14,6 +14,8 @@ on_both_versions! {
     what_is_pending_is_what_will_be_read
     what_is_pending_after_raising_ends_with_the_generation
     counting_at_the_head_reads_no_old_rows
+    a_long_backlog_is_estimated_and_not_read
+    a_key_with_many_letters_costs_one_look
 }
 
 const SINK: &str = "sink";
@@ -176,4 +178,66 @@ async fn rows_read_by_counts(world: &World, client: &Client) -> i64 {
         }
     })
     .await
+}
+
+/// Who looks while millions are pending needs an answer before the time-out. 150,000 events of 100
+/// keys, and a consumer beside that has had all but one.
+async fn a_long_backlog_is_estimated_and_not_read(version: Version) {
+    let world = World::new(version, 8).await;
+    let client = world.session().await;
+    for _ in 0..5 {
+        client.batch_execute(FILL).await.expect("filled");
+    }
+    let head = Feed::head(&world.store, &p(0, 8)).await.expect("the head");
+    world.append(vec![event("a", "1")]).await;
+    let start = Position::from_bytes(&[0; 16]).expect("a position");
+    for partition in 0..8 {
+        let lease = world.held(&p(partition, 8), "one").await;
+        move_to(&world, &lease, &start).await;
+        let ahead = world.store.advance(&lease, &consumer("ahead"), &head, Tally::default()).await;
+        ahead.expect("moved");
+    }
+    let oldest: i64 = one(
+        &client,
+        "SELECT (extract(epoch FROM min(created_at)) * 1000000)::bigint / 1000 FROM postrider.outbox",
+    )
+    .await;
+    let read = rows_read(&client, async {
+        let found = world.store.progress().await.expect("readable");
+        let of = |name| found.iter().filter(move |one| one.consumer == consumer(name));
+        let sum: u64 = of(SINK).map(|one| one.pending).sum();
+        assert!((149_990..=150_010).contains(&sum), "{sum}");
+        let sum: u64 = of("ahead").map(|one| one.pending).sum();
+        assert!(sum <= 1, "{sum}");
+        let first = of(SINK).filter_map(|one| one.oldest_pending_at).min().expect("one is pending");
+        assert_eq!(i64::try_from(first.as_millis()), Ok(oldest));
+        assert!(of(SINK).all(|one| one.pending == 0 || one.oldest_pending_at.is_some()));
+    });
+    let read = read.await;
+    assert!(read < 120_000, "{read} rows");
+}
+
+/// Each batch asks which of its keys have letters: one key that is refused for hours must not make
+/// it dearer for the others.
+async fn a_key_with_many_letters_costs_one_look(version: Version) {
+    let world = World::new(version, 1).await;
+    let client = world.session().await;
+    let letters = "INSERT INTO postrider.dead_letter
+            (outbox, consumer, partition, position, state, reason, attempts, appended_ms, key, payload)
+        SELECT 'outbox', 'sink', '0/1', int8send(1) || int8send(i), 'waiting', 'refused', 1, 0, 'hot', ''
+        FROM generate_series(1, 50000) AS i";
+    client.batch_execute(letters).await.expect("inserted");
+    let keys: Vec<Key> = (0..500).map(|number| key(&format!("k{number}"))).collect();
+    let keys = [keys, vec![key("hot")]].concat();
+    for analyse in [false, true] {
+        if analyse {
+            client.batch_execute("ANALYZE postrider.dead_letter").await.expect("analysed");
+        }
+        let looked = rows_read_of(&client, "dead_letter", async {
+            let found = world.store.blocked(&consumer(SINK), &p(0, 1), &keys).await;
+            assert_eq!(found.expect("readable"), [key("hot")]);
+        });
+        let looked = looked.await;
+        assert!(looked < 5_000, "{looked} rows, analysed: {analyse}");
+    }
 }

@@ -195,9 +195,20 @@ pub(crate) async fn rows_read(
     client: &tokio_postgres::Client,
     work: impl Future<Output = ()>,
 ) -> i64 {
-    let read = "SELECT sum(idx_tup_read + coalesce(seq_tup_read, 0))::bigint
+    rows_read_of(client, "outbox_s%", work).await
+}
+
+/// The same of the tables with such names.
+pub(crate) async fn rows_read_of(
+    client: &tokio_postgres::Client,
+    tables: &str,
+    work: impl Future<Output = ()>,
+) -> i64 {
+    let read = &format!(
+        "SELECT sum(idx_tup_read + coalesce(seq_tup_read, 0))::bigint
         FROM pg_stat_user_indexes JOIN pg_stat_user_tables USING (relid)
-        WHERE pg_stat_user_tables.relname LIKE 'outbox_s%'";
+        WHERE pg_stat_user_tables.relname LIKE '{tables}'"
+    );
     // Its counts come after a while; those of the steps before must not be taken for the work's.
     tokio::time::sleep(Duration::from_millis(1_500)).await;
     let before: i64 = one(client, read).await;
