@@ -78,7 +78,10 @@ CREATE TABLE {schema}.{outbox_tick} (
     generation integer     NOT NULL,
     anchor     boolean     NOT NULL,
     snap       pg_snapshot NOT NULL
-);
+)
+-- Whoever looks for the oldest steps over those that were deleted and not yet vacuumed. By shares
+-- of the table, millions of them would gather.
+WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 20000);
 -- How far a snapshot's ticks go, for retention.
 CREATE INDEX ON {schema}.{outbox_tick} (system, own);
 INSERT INTO {schema}.{outbox_tick}
@@ -368,6 +371,13 @@ BEGIN
         SELECT * INTO named FROM {schema}.{outbox_tick} AS t WHERE t.stamp = after_stamp;
         IF FOUND AND after_seq = named.seq_hi THEN
             RETURN named;
+        END IF;
+        IF FOUND AND after_seq < named.seq_hi THEN
+            SELECT * INTO oldest FROM {schema}.{outbox_tick} AS t
+                WHERE t.stamp < after_stamp ORDER BY t.stamp DESC LIMIT 1;
+            IF FOUND THEN
+                RETURN oldest;
+            END IF;
         END IF;
     END IF;
     SELECT * INTO STRICT oldest FROM {schema}.{outbox_tick} AS t ORDER BY t.stamp LIMIT 1;

@@ -118,11 +118,6 @@ impl Retention for PostgresStore {
         let Some(row) = row else { return Ok(pruned) };
         pruned.horizon = horizon(row.get(0), row.get(1));
         pruned.more = row.get(2);
-        // After the call that checks the lease.
-        let batch = policy.batch.max(1);
-        let removed =
-            documents::remove_expired(&self.inner.connections, &self.inner.names, batch).await?;
-        pruned.more |= removed >= u64::from(batch);
         let segments: Vec<i32> = row.get(3);
         for (number, segment) in (1..).zip(&segments) {
             pruned.events = self.empty(lease, *segment).await?;
@@ -130,6 +125,12 @@ impl Retention for PostgresStore {
                 pruned.more |= number < segments.len();
                 break;
             }
+        }
+        if !pruned.more {
+            // Last, so that a failure keeps no segment full; after the calls that check the lease.
+            let (connections, batch) = (&self.inner.connections, policy.batch.max(1));
+            let removed = documents::remove_expired(connections, &self.inner.names, batch).await?;
+            pruned.more = removed >= u64::from(batch);
         }
         Ok(pruned)
     }

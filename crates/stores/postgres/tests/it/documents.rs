@@ -18,6 +18,7 @@ on_both_versions! {
     limits_are_those_of_a_cosmos_batch
     a_continuation_of_another_type_or_store_is_refused
     a_document_past_its_time_is_gone_for_readers_at_once
+    documents_that_cannot_be_removed_keep_no_segment_full
     a_dropped_commit_leaves_no_transaction_open
 }
 
@@ -261,6 +262,24 @@ async fn a_document_past_its_time_is_gone_for_readers_at_once(version: Version) 
     let policy = RetentionPolicy { keep: Duration::ZERO, batch: 10, dry_run: false };
     world.store.prune(None, &policy).await.expect("prune");
     assert_eq!(one::<i64>(&client, "SELECT count(*) FROM postrider.document").await, 1);
+}
+
+/// Removing them can run into its time-out where there are many.
+async fn documents_that_cannot_be_removed_keep_no_segment_full(version: Version) {
+    let world = World::new(version, 1).await;
+    let client = world.session().await;
+    world.append(vec![event("a", "1"), event("b", "2")]).await;
+    let head = Feed::head(&world.store, &p(0, 1)).await.expect("the head");
+    let lease = world.held(&p(0, 1), "one").await;
+    let sink = crate::support::consumer("sink");
+    world.store.advance(&lease, &sink, &head, Tally::default()).await.expect("moved");
+    let away = "ALTER TABLE postrider.document RENAME TO elsewhere";
+    client.batch_execute(away).await.expect("renamed");
+    let policy = RetentionPolicy { keep: Duration::ZERO, batch: 10, dry_run: false };
+    while let Ok(pruned) = world.store.prune(None, &policy).await {
+        assert!(pruned.more, "it was told that they can't be removed");
+    }
+    assert_eq!(one::<i64>(&client, "SELECT count(*) FROM postrider.outbox").await, 0);
 }
 
 /// A dropped call is rolled back, and the store works on.
