@@ -269,7 +269,7 @@ pub(crate) fn check_sinks(
     #[cfg(feature = "kafka")]
     problems.extend(kafka::check_sinks(sinks));
     #[cfg(feature = "rabbitmq")]
-    problems.extend(rabbitmq_stream::check_sinks(sinks));
+    problems.extend(rabbitmq_stream::check_sinks(source, sinks));
 }
 
 /// Opens the source.

@@ -4,7 +4,6 @@
 //! What does not: other kinds; RabbitMQ's exchanges (`rabbitmq.rs`).
 //! Invariant: making it connects to nothing.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
 use postrider_core::{Result, Sink};
@@ -13,7 +12,7 @@ use postrider_sink_rabbitmq::{RabbitMqStream, RabbitMqStreamConfig, Unroutable};
 
 use super::message;
 use crate::config::keys::{Kind, Need, Shape, key};
-use crate::config::{Problem, SinkConfig};
+use crate::config::{Problem, SinkConfig, SourceConfig};
 
 pub(super) const NAME: &str = "rabbitmq-stream";
 
@@ -61,24 +60,34 @@ pub(super) const KIND: Kind = Kind {
     ],
 };
 
-/// Refuses a producer's name that an earlier sink of the same stream has: each would keep the other
-/// from sending.
-pub(super) fn check_sinks(sinks: &[SinkConfig]) -> Vec<Problem> {
-    let mut names: HashMap<(&str, &str), &SinkConfig> = HashMap::new();
+/// References of producers that the server keeps for a stream.
+const MAX_REFERENCES: u64 = 255;
+
+/// Refuses a producer's name that an earlier sink of the same stream has, since each would keep the
+/// other from sending, and more partitions than a stream remembers producers of.
+pub(super) fn check_sinks(source: &SourceConfig, sinks: &[SinkConfig]) -> Vec<Problem> {
     let mut problems = Vec::new();
+    let mut earlier: Vec<(&SinkConfig, RabbitMqStreamConfig)> = Vec::new();
+    let partitions = source.fields.number("partitions").unwrap_or(1);
     for sink in sinks.iter().filter(|sink| sink.kind == NAME) {
-        let text = |key| sink.fields.text(key);
-        let (Some(stream), Some(producer)) = (text("stream"), text("producer")) else { continue };
-        match names.get(&(stream, producer)) {
-            Some(other) => problems.push(Problem {
-                place: Some(sink.fields.place("producer").unwrap_or(sink.place)),
-                key: format!("{}.producer", sink.prefix),
-                text: format!(
-                    "\"{producer}\" is that of {} as well, for the same stream; give another",
-                    other.prefix
-                ),
-            }),
-            None => drop(names.insert((stream, producer), sink)),
+        let mut problem = |text| {
+            let place = Some(sink.fields.place("producer").unwrap_or(sink.place));
+            problems.push(Problem { place, key: format!("{}.producer", sink.prefix), text });
+        };
+        let settings = settings(sink);
+        if partitions > MAX_REFERENCES {
+            problem(format!(
+                "each of the source's {partitions} partitions is a producer of its own, and \
+                 RabbitMQ remembers {MAX_REFERENCES} of a stream; use fewer partitions, or kind = \
+                 \"rabbitmq\""
+            ));
+        }
+        match earlier.iter().find(|(_, other)| settings.meets(other)) {
+            Some((other, _)) => problem(format!(
+                "\"{}\" is that of {} as well, for the same stream; give another",
+                settings.producer, other.prefix
+            )),
+            None => earlier.push((sink, settings)),
         }
     }
     problems

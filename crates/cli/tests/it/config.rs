@@ -164,17 +164,33 @@ fn two_sinks_with_the_same_transactions_are_refused() {
 #[cfg(feature = "rabbitmq")]
 #[test]
 fn two_sinks_that_are_one_producer_of_a_stream_are_refused() {
-    let sink = |name: &str, stream: &str| {
+    let sink = |name: &str, server: &str, stream: &str| {
         format!(
             "\n[[sink]]\nname = \"{name}\"\nkind = \"rabbitmq-stream\"\n\
-             servers = [\"rabbitmq-stream://127.0.0.1\"]\nstream = \"{stream}\"\n\
+             servers = [\"rabbitmq-stream://{server}\"]\nstream = \"{stream}\"\n\
              producer = \"shop\"\n"
         )
     };
+    let here = "127.0.0.1";
+    let [a, b, c] = [sink("a", here, "s"), sink("b", here, "t"), sink("c", here, "s")];
     refused(
-        &format!("{GOOD}{}{}{}", sink("a", "s"), sink("b", "t"), sink("c", "s")),
+        &format!("{GOOD}{a}{b}{c}"),
         &["postrider.toml:28:12: sink[3].producer: \"shop\" is that of sink[1] as well, for the \
            same stream; give another"],
+    );
+    // On another server it is another stream; a super stream has its parts.
+    let elsewhere = sink("d", "localhost:5553", "s");
+    let whole = format!("{}super_stream = true\n", sink("e", here, "s"));
+    let part = sink("f", here, "s-0");
+    refused(
+        &format!("{GOOD}{elsewhere}{whole}{part}"),
+        &["postrider.toml:29:12: sink[3].producer: \"shop\" is that of sink[2] as well, for the \
+           same stream; give another"],
+    );
+    // Each partition is a producer, of which RabbitMQ remembers 255.
+    refused(
+        &format!("{}{a}", GOOD.replacen("[source]\n", "[source]\npartitions = 256\n", 1)),
+        &["sink[1].producer: each of the source's 256 partitions is a producer of its own"],
     );
 }
 

@@ -139,6 +139,17 @@ fn address(text: &str, number: usize, config: &Access<'_>) -> Result<Address> {
     Ok(Address { host, port: url.authority.port, tls, vhost: url.vhost, way })
 }
 
+/// A server: host, port and virtual host.
+pub(crate) type Place = (String, u16, String);
+
+/// Which server a URL of the stream protocol names. All names of this machine are one.
+pub(crate) fn stream_place(text: &str) -> Option<Place> {
+    let url = stream_url(text)?;
+    let host = in_brackets(text).map_or(url.authority.host, str::to_owned);
+    let host = if is_loopback(&host) { "localhost".to_owned() } else { host.to_ascii_lowercase() };
+    Some((host, url.authority.port, url.vhost))
+}
+
 /// The host of a URL if it is an address of IP version 6.
 fn in_brackets(text: &str) -> Option<&str> {
     let (_, rest) = text.split_once("://")?;

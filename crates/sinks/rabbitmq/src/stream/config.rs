@@ -4,6 +4,7 @@
 //! 0-9-1 (`../config.rs`), fetching secrets.
 //! Invariant: every text that may be secret becomes a `Secret` while it is read.
 
+use std::collections::HashSet;
 use std::path::PathBuf;
 
 use postrider_core::{Result, Secret};
@@ -13,6 +14,7 @@ use serde::Deserialize;
 use crate::config::{
     Access, Scheme, Unroutable, check_times, default_timeout_ms, optional_secret, refused, secrets,
 };
+use crate::login::{Place, stream_place};
 
 /// Longest reference of a producer, in bytes, as the server takes it.
 pub(crate) const MAX_REFERENCE_BYTES: usize = 255;
@@ -109,6 +111,26 @@ impl RabbitMqStreamConfig {
         Ok(())
     }
 
+    /// Whether this sink and another would be one producer of one stream, of which each keeps the
+    /// other from sending: they have a server in common, the same `producer`, and the same
+    /// `stream`; or one has a super stream and the other, by its name (`NAME-…`, as RabbitMQ's own
+    /// tools give it), one of its streams. A stream that is bound under another name, and a server
+    /// that is named in two ways, are not seen.
+    #[must_use]
+    pub fn meets(&self, other: &Self) -> bool {
+        let is_part = |part: &Self, whole: &Self| {
+            whole.super_stream
+                && !part.super_stream
+                && part.stream.strip_prefix(&whole.stream).is_some_and(|rest| rest.starts_with('-'))
+        };
+        let places = |config: &Self| -> HashSet<Place> {
+            config.servers.iter().filter_map(|server| stream_place(server.expose())).collect()
+        };
+        self.producer == other.producer
+            && (self.stream == other.stream || is_part(self, other) || is_part(other, self))
+            && !places(self).is_disjoint(&places(other))
+    }
+
     pub(crate) fn access(&self) -> Access<'_> {
         Access {
             scheme: Scheme::Stream,
@@ -140,6 +162,41 @@ mod tests {
     fn no_secret_shows_in_debug() {
         let text = format!("{:?}", read("password = 'tok3n'").expect("valid"));
         assert!(!text.contains("hunter2") && !text.contains("tok3n"), "{text}");
+    }
+
+    #[test]
+    fn two_sinks_that_are_one_producer_meet() {
+        let sink = |server: &str, stream: &str, is_super| RabbitMqStreamConfig {
+            servers: vec![Secret::new("rabbitmq-stream://10.0.0.9"), Secret::new(server)],
+            super_stream: is_super,
+            ..RabbitMqStreamConfig::new(Vec::new(), stream, "p")
+        };
+        let one = sink("rabbitmq-stream+tls://Rabbit.example/shop", "events", true);
+        for (mut other, meets) in [
+            (sink("rabbitmq-stream://u:p@127.0.0.1", "events", true), true),
+            (sink("rabbitmq-stream://127.0.0.1", "events-0", false), true),
+            (sink("rabbitmq-stream://127.0.0.1", "events-new", true), false),
+            (sink("rabbitmq-stream://127.0.0.1", "eventsource", false), false),
+        ] {
+            assert_eq!((one.meets(&other), other.meets(&one)), (meets, meets), "{other:?}");
+            other.producer = "q".into();
+            assert!(!one.meets(&other) && !other.meets(&one), "{other:?}");
+        }
+        let alone = |server: &str| RabbitMqStreamConfig {
+            servers: vec![Secret::new(server)],
+            ..sink("", "events", false)
+        };
+        let one = alone("rabbitmq-stream+tls://u:p@Rabbit.example/shop");
+        for (server, meets) in [
+            ("rabbitmq-stream+tls://rabbit.example:5551/shop", true),
+            ("rabbitmq-stream+tls://rabbit.example:5553/shop", false),
+            ("rabbitmq-stream+tls://rabbit.example", false),
+            ("rabbitmq-stream+tls://other.example/shop", false),
+        ] {
+            assert_eq!(one.meets(&alone(server)), meets, "{server}");
+        }
+        let here = ["rabbitmq-stream://127.0.0.1", "rabbitmq-stream://localhost:5552/%2f"];
+        assert!(alone(here[0]).meets(&alone(here[1])));
     }
 
     #[test]
