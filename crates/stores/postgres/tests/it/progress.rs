@@ -199,7 +199,8 @@ async fn a_long_backlog_is_estimated_and_not_read(version: Version) {
     }
     let oldest: i64 = one(
         &client,
-        "SELECT (extract(epoch FROM min(created_at)) * 1000000)::bigint / 1000 FROM postrider.outbox",
+        "SELECT (extract(epoch FROM min(created_at)) * 1000000)::bigint / 1000
+            FROM postrider.outbox",
     )
     .await;
     let read = rows_read(&client, async {
@@ -223,8 +224,10 @@ async fn a_key_with_many_letters_costs_one_look(version: Version) {
     let world = World::new(version, 1).await;
     let client = world.session().await;
     let letters = "INSERT INTO postrider.dead_letter
-            (outbox, consumer, partition, position, state, reason, attempts, appended_ms, key, payload)
-        SELECT 'outbox', 'sink', '0/1', int8send(1) || int8send(i), 'waiting', 'refused', 1, 0, 'hot', ''
+            (outbox, consumer, partition, position, state, reason, attempts, appended_ms, key,
+                payload)
+        SELECT 'outbox', 'sink', '0/1', int8send(1) || int8send(i), 'waiting', 'refused', 1, 0,
+            'hot', ''
         FROM generate_series(1, 50000) AS i";
     client.batch_execute(letters).await.expect("inserted");
     let keys: Vec<Key> = (0..500).map(|number| key(&format!("k{number}"))).collect();
