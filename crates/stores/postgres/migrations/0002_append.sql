@@ -12,10 +12,29 @@
 -- Keeps all other writers out until this transaction ends. Takes the one lock on the table that an
 -- INSERT's own lock waits for and that readers don't meet; not on its segments, where the server's
 -- housekeeping would meet it. Writers have no right to take it but by this function.
+--
+-- Waits for 30 s until no other transaction has written to the outbox, 25 ms at a time: whoever
+-- comes to write meanwhile queues behind such a wait. Then fails, also where the one that is waited
+-- for waits for this one, which the server can't see.
 CREATE FUNCTION {schema}.{outbox_lock_all}() RETURNS void
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+SET lock_timeout = '25ms' AS $body$
+DECLARE
+    until timestamptz := clock_timestamp() + interval '30 seconds';
 BEGIN
-    LOCK TABLE ONLY {schema}.{outbox} IN SHARE ROW EXCLUSIVE MODE;
+    LOOP
+        BEGIN
+            LOCK TABLE ONLY {schema}.{outbox} IN SHARE ROW EXCLUSIVE MODE;
+            RETURN;
+        EXCEPTION WHEN lock_not_available THEN
+            IF clock_timestamp() > until THEN
+                RAISE EXCEPTION 'outbox "%" was not free of other writers for 30 s', {outbox_text}
+                    USING ERRCODE = 'lock_not_available', HINT = 'Append up to 1000 keys in a'
+                        ' transaction, or look for one that stays open.';
+            END IF;
+        END;
+        PERFORM pg_sleep(0.025 + random() * 0.05);
+    END LOOP;
 END
 $body$;
 

@@ -413,6 +413,37 @@ async fn calls_that_lock_many_keys_never_wait_in_a_circle() {
     tokio::time::timeout(Duration::from_secs(60), all).await.expect("in time");
 }
 
+/// More keys than the server has room for lock the whole outbox; whoever waits for that must not
+/// hold up the others, who would queue behind.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_bulk_that_waits_for_an_open_transaction_holds_up_nobody_else() {
+    let world = World::new(Version::V15, 4).await;
+    let open = world.session().await;
+    let append = "SELECT postrider.append('open', 't', 'T', 'x'::text)";
+    open.batch_execute(&format!("BEGIN; {append}")).await.expect("appended");
+    let (store, outbox) = (world.store.clone(), world.store.outbox());
+    let bulk: Vec<_> = (0..1_500).map(|n| event(&format!("k{n}"), "x")).collect();
+    let bulk = tokio::spawn(async move {
+        store.transaction(move |tx| Box::pin(async move { outbox.append(tx, &bulk).await })).await
+    });
+    let waits = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()
+        AND state = 'active' AND wait_event IN ('relation', 'PgSleep')";
+    let other = world.session().await;
+    let in_time = Duration::from_secs(20);
+    tokio::time::timeout(in_time, async { while one::<i64>(&other, waits).await == 0 {} })
+        .await
+        .expect("the bulk waits");
+    for _ in 0..20 {
+        let append = "SELECT postrider.append('other', 't', 'T', 'x'::text)";
+        let appended = tokio::time::timeout(in_time, other.batch_execute(append)).await;
+        appended.expect("it does not queue").expect("appended");
+    }
+    assert!(!bulk.is_finished(), "the bulk waits for the open transaction");
+    open.batch_execute("COMMIT").await.expect("committed");
+    let ids = tokio::time::timeout(in_time, bulk).await.expect("in time").expect("no panic");
+    assert_eq!(ids.expect("appended").len(), 1_500);
+}
+
 #[cfg(feature = "sqlx")]
 mod with_sqlx {
     use sqlx::{Connection as _, PgConnection};
