@@ -142,10 +142,10 @@ fn has_openssl_headers() -> bool {
     probe.is_ok_and(|probe| probe.success())
 }
 
-/// Whether the client of the guide's consumer is installed.
+/// Whether the clients of RabbitMQ's guide and of its streams are installed.
 fn has_pika() -> bool {
     let mut packages = rabbitmq::client_packages();
-    packages.any(|folder| folder.join("pika").is_dir())
+    packages.any(|folder| ["pika", "rstream"].iter().all(|name| folder.join(name).is_dir()))
 }
 
 fn has_virtual_environments() -> bool {

@@ -8,6 +8,7 @@
 
 use std::collections::HashSet;
 use std::io;
+use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::time::Duration;
 
@@ -16,6 +17,7 @@ use futures_util::FutureExt;
 use lapin::auth::AuthProvider;
 use postrider_core::{Error, ErrorKind, Result};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, timeout, timeout_at};
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
@@ -38,8 +40,15 @@ const CREDIT: u16 = 4;
 const FRAME_MAX: u32 = 1 << 20;
 /// The server's own proposals stay below: an event has at most 16 MiB.
 const MOST_FRAME_MAX: u32 = 32 << 20;
+/// Longest time between two signs of life, in seconds, as over AMQP. Each side gives one twice in it
+/// at least, and takes the other for dead that gives none twice as long.
+const HEARTBEAT_S: u32 = 10;
 /// A stream that sends nothing for so long is empty; it is not told otherwise.
 const QUIET: Duration = Duration::from_secs(1);
+
+/// So often it is looked whether a sign of life is due: half of the shortest time in which a server
+/// can want one.
+pub(crate) const BEAT: Duration = Duration::from_millis(500);
 
 /// A connection.
 pub(crate) struct Link {
@@ -56,6 +65,13 @@ pub(crate) struct Link {
     patience: Duration,
     /// What is waited for has to come by then.
     until: Instant,
+    /// What was agreed on. Long before that, so that logging in has but its own time.
+    heartbeat: Duration,
+    /// When something was sent last, and came last.
+    sent: Instant,
+    heard: Instant,
+    /// Its place among the connections that a sink may have.
+    _permit: OwnedSemaphorePermit,
 }
 
 impl Link {
@@ -69,13 +85,22 @@ impl Link {
         next: &AtomicUsize,
         within: Duration,
         patience: Duration,
+        connections: &Arc<Semaphore>,
     ) -> Result<Self> {
-        reach::first(login, next, within, |address| Self::to(address, login, patience)).await
+        let to = |address| Self::to(address, login, patience, connections);
+        reach::first(login, next, within, to).await
     }
 
-    async fn to(address: &Address, login: &Login, patience: Duration) -> Result<Self> {
+    async fn to(
+        address: &Address,
+        login: &Login,
+        patience: Duration,
+        connections: &Arc<Semaphore>,
+    ) -> Result<Self> {
+        let permit = Arc::clone(connections).try_acquire_owned();
+        let permit = permit.map_err(|_| error::no_connection_left())?;
         let (stream, cutter) = reach::line(address, login).await?;
-        let mut link = Self::over(stream, cutter, patience);
+        let mut link = Self::over(stream, cutter, patience, permit);
         match link.log_in(address).await {
             Ok(()) => Ok(link),
             Err(error) if error.kind() == ErrorKind::Transient => Err(error),
@@ -87,7 +112,12 @@ impl Link {
         }
     }
 
-    fn over(stream: Stream, cutter: Cutter, patience: Duration) -> Self {
+    fn over(
+        stream: Stream,
+        cutter: Cutter,
+        patience: Duration,
+        permit: OwnedSemaphorePermit,
+    ) -> Self {
         Self {
             ended: cutter.token(),
             _cutter: cutter,
@@ -99,6 +129,10 @@ impl Link {
             frame_max: FRAME_MAX as usize,
             patience,
             until: Instant::now() + patience,
+            heartbeat: Duration::from_secs(u64::from(u16::MAX)),
+            sent: Instant::now(),
+            heard: Instant::now(),
+            _permit: permit,
         }
     }
 
@@ -114,9 +148,9 @@ impl Link {
         })
         .await?;
         self.wait_anew();
-        let proposed = loop {
+        let (proposed, heartbeat_s) = loop {
             match self.frame().await? {
-                Frame::Tune { frame_max } => break frame_max,
+                Frame::Tune { frame_max, heartbeat_s } => break (frame_max, heartbeat_s),
                 Frame::Close { reason } => return Err(error::closed(&reason)),
                 _ => {}
             }
@@ -126,8 +160,13 @@ impl Link {
             proposed => proposed.min(MOST_FRAME_MAX),
         };
         self.frame_max = usize::try_from(frame_max).unwrap_or(usize::MAX);
-        // No heartbeats: a connection that is gone is noticed by whoever uses it next, and dropped.
-        wire::tune(&mut self.outgoing, frame_max, 0);
+        // A server that wants none gets them all the same: it has to be noticed when it is dead.
+        let heartbeat_s = match heartbeat_s {
+            0 => HEARTBEAT_S,
+            proposed => proposed.min(HEARTBEAT_S),
+        };
+        self.heartbeat = Duration::from_secs(u64::from(heartbeat_s));
+        wire::tune(&mut self.outgoing, frame_max, heartbeat_s);
         self.flush().await?;
         self.begin(Request::Open { vhost: &address.vhost }).await
     }
@@ -324,10 +363,45 @@ impl Link {
                 Ok(false) => match self.stream.read_buf(self.incoming.room()).now_or_never() {
                     None => return !self.ended.is_cancelled(),
                     Some(Ok(0) | Err(_)) => return false,
-                    Some(Ok(_)) => {}
+                    Some(Ok(_)) => self.heard = Instant::now(),
                 },
             }
         }
+    }
+
+    /// Looks after a connection that nobody uses, without waiting: to be called twice in a second.
+    /// Whether it is still of use.
+    pub(crate) fn keep_up(&mut self) -> bool {
+        if !self.is_up() || self.is_dead() {
+            return false;
+        }
+        if self.sent.elapsed() < self.heartbeat / 2 {
+            return true;
+        }
+        wire::heartbeat(&mut self.outgoing);
+        // Outside of Tokio's budget, which would let it seem that there is no room.
+        let sent = tokio::task::unconstrained(self.flush()).now_or_never();
+        sent.is_some_and(|sent| sent.is_ok())
+    }
+
+    /// Keeps the connection while something else is waited for.
+    ///
+    /// # Errors
+    /// The connection is of no use any more.
+    pub(crate) async fn meanwhile<T>(&mut self, wait: impl Future<Output = T>) -> Result<T> {
+        let mut wait = std::pin::pin!(wait);
+        loop {
+            match timeout(BEAT, &mut wait).await {
+                Ok(done) => return Ok(done),
+                Err(_) if self.keep_up() => {}
+                Err(_) => return Err(lost(io::ErrorKind::TimedOut.into())),
+            }
+        }
+    }
+
+    /// Whether the server gave no sign of life for too long.
+    fn is_dead(&self) -> bool {
+        self.heard.elapsed() >= self.heartbeat * 2
     }
 
     /// Says good-bye, to whoever hears it.
@@ -341,7 +415,9 @@ impl Link {
             self.stream.write_all_buf(&mut self.outgoing).await?;
             self.stream.flush().await
         };
-        timeout(self.patience, write).await.map_err(|_| silent(self.patience))?.map_err(lost)
+        timeout(self.patience, write).await.map_err(|_| silent(self.patience))?.map_err(lost)?;
+        self.sent = Instant::now();
+        Ok(())
     }
 
     /// What is waited for from now on has its time from now on.
@@ -360,13 +436,26 @@ impl Link {
         self.incoming.frame().ok_or_else(garbled)
     }
 
-    /// Reads something.
+    /// Reads something, and gives signs of life meanwhile.
     async fn fill(&mut self) -> Result<()> {
-        let read = timeout_at(self.until, self.stream.read_buf(self.incoming.room())).await;
-        match read.map_err(|_| silent(self.patience))?.map_err(lost)? {
-            0 => Err(lost(io::ErrorKind::UnexpectedEof.into())),
-            _ => Ok(()),
+        loop {
+            let beat = Instant::now() + BEAT;
+            let read = self.stream.read_buf(self.incoming.room());
+            match timeout_at(self.until.min(beat), read).await {
+                Ok(Ok(0)) => return Err(lost(io::ErrorKind::UnexpectedEof.into())),
+                Ok(Ok(_)) => break,
+                Ok(Err(error)) => return Err(lost(error)),
+                Err(_) if Instant::now() >= self.until => return Err(silent(self.patience)),
+                Err(_) if self.is_dead() => return Err(lost(io::ErrorKind::TimedOut.into())),
+                Err(_) if self.sent.elapsed() < self.heartbeat / 2 => {}
+                Err(_) => {
+                    wire::heartbeat(&mut self.outgoing);
+                    self.flush().await?;
+                }
+            }
         }
+        self.heard = Instant::now();
+        Ok(())
     }
 }
 
@@ -399,7 +488,8 @@ mod tests {
         let address = listener.local_addr().expect("bound");
         let (ours, theirs) = tokio::join!(TcpStream::connect(address), listener.accept());
         let (line, cutter) = Line::new(ours.expect("connected"));
-        (Link::over(Stream::Plain(line), cutter, patience), theirs.expect("accepted").0)
+        let permit = Arc::new(Semaphore::new(1)).try_acquire_owned().expect("one");
+        (Link::over(Stream::Plain(line), cutter, patience, permit), theirs.expect("accepted").0)
     }
 
     /// A delivery up to its chunk's entries, which have so many bytes.
@@ -461,7 +551,10 @@ mod tests {
             theirs.write_all(&late).await.expect("sent");
             theirs.write_all(&lie).await.expect("sent");
         };
-        let (read, ()) = tokio::join!(link.chunk(), sending);
+        let read = tokio::select! {
+            read = link.chunk() => read,
+            () = async { sending.await; std::future::pending().await } => unreachable!("it is read"),
+        };
         assert!(matches!(read, Err(Refusal::Lost(_))), "{read:?}");
         assert!(link.incoming.held() <= MAX_HELD_BYTES, "{}", link.incoming.held());
     }

@@ -201,6 +201,11 @@ mod tests {
         let encoder = Encoder::new(Encoding::Plain, EventSource::default());
         let bytes = message(&record, &encoder.encode(&record));
         assert_eq!(id_of(&bytes), Some(*record.event.id().as_uuid()));
+        // AMQP 1.0, 3.2.4: a content type is a symbol.
+        let content_type = record.event.content_type().as_str();
+        let length = u8::try_from(content_type.len()).expect("short");
+        let symbol = [&[0xb3, 0, 0, 0, length], content_type.as_bytes()].concat();
+        assert!(bytes.windows(symbol.len()).any(|part| part == symbol));
         for end in 0..50 {
             assert_eq!(id_of(&bytes[..end]), None, "{end}");
         }

@@ -20,6 +20,7 @@ use std::time::Duration;
 use postrider_core::Error;
 
 use super::connect::Refusal;
+use super::lane::{FEWER, MAX_CONNECTIONS};
 use super::wire::{
     ACCESS_REFUSED, Code, FRAME_TOO_LARGE, LOGIN_REFUSED, LOGIN_REFUSED_LOOPBACK, NO_MECHANISM,
     NO_PUBLISHER, NO_STREAM, NOT_AVAILABLE, VHOST_REFUSED,
@@ -123,6 +124,21 @@ pub(crate) fn garbled() -> Error {
 /// The server sends more at once than is read.
 pub(crate) fn too_much(bytes: usize, most: usize) -> Error {
     throttled(format!("the server sent a frame of {bytes} bytes; {most} are read"))
+}
+
+/// All connections of the sink are in use.
+pub(crate) fn no_connection_left() -> Error {
+    throttled(format!(
+        "all {MAX_CONNECTIONS} connections that a sink has at most are in use; {FEWER}"
+    ))
+}
+
+/// A super stream for which a sink has too few.
+pub(crate) fn too_many_streams(stream: &str, streams: usize) -> Error {
+    throttled(format!(
+        "the super stream {stream:?} has {streams} streams, and a sink has {MAX_CONNECTIONS} \
+         connections at most, of which each partition needs one for each stream; {FEWER}"
+    ))
 }
 
 /// A message that fits no frame.

@@ -23,6 +23,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use postrider_core::{Clock, Result};
+use tokio::sync::Semaphore;
 use uuid::Uuid;
 
 use super::connect::{Link, Refusal};
@@ -37,6 +38,13 @@ use crate::login::Login;
 /// have been removed by the stream's own limits.
 const MOST_MISSED: u32 = 3;
 
+/// Most connections that a sink has at a time: a partition has one for each stream that it publishes
+/// to. Each is a process and a file at the server, and up to 3 MiB here.
+pub(crate) const MAX_CONNECTIONS: usize = 256;
+/// The remedy.
+pub(crate) const FEWER: &str =
+    "let more relays share the partitions, or have fewer partitions or fewer streams";
+
 /// What all lanes of a sink have in common.
 pub(crate) struct Shared {
     pub(crate) login: Login,
@@ -47,11 +55,14 @@ pub(crate) struct Shared {
     pub(crate) unroutable: Unroutable,
     pub(crate) timeout: Duration,
     pub(crate) connect_timeout: Duration,
+    /// The connections that it may still open.
+    pub(crate) connections: Arc<Semaphore>,
 }
 
 impl Shared {
     pub(crate) async fn connect(&self) -> Result<Link> {
-        Link::open(&self.login, &self.next_server, self.connect_timeout, self.timeout).await
+        let (within, patience) = (self.connect_timeout, self.timeout);
+        Link::open(&self.login, &self.next_server, within, patience, &self.connections).await
     }
 }
 
@@ -176,6 +187,18 @@ impl Lane {
         self.link = Some(link);
     }
 
+    /// Whether it has one.
+    pub(crate) fn is_connected(&self) -> bool {
+        self.link.is_some()
+    }
+
+    /// Looks after its connection while no call does.
+    pub(crate) fn keep_up(&mut self) {
+        if self.link.as_mut().is_some_and(|link| !link.keep_up()) {
+            self.link = None;
+        }
+    }
+
     /// Ends it, and gives its connection back to be closed.
     pub(crate) fn end(&mut self) -> Option<Link> {
         self.link.take()
@@ -298,7 +321,7 @@ impl Lane {
     ) -> Result<()> {
         // Where one partition read, another does not read again.
         let reader = shared.seen.reader(&self.stream);
-        let _reading = reader.lock().await;
+        let _reading = link.meanwhile(reader.lock()).await?;
         let read = self.read_to_the_end(link, &shared.seen, sought).await;
         read.map_err(|refusal| self.refused(shared, refusal, Doing::Read))
     }

@@ -18,13 +18,15 @@ use postrider_core::{
     Sink,
 };
 use postrider_encoding::{Encoder, EventSource};
+use tokio::sync::Semaphore;
+use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use super::config::{MAX_REFERENCE_BYTES, RabbitMqStreamConfig};
-use super::connect::Link;
+use super::connect::{BEAT, Link};
 use super::encode;
 use super::error::{self, Doing};
-use super::lane::{Lane, Parcel, Shared};
+use super::lane::{FEWER, Lane, MAX_CONNECTIONS, Parcel, Shared};
 use super::murmur::murmur3;
 use super::seen::Seen;
 use crate::error::throttled;
@@ -64,14 +66,35 @@ pub struct RabbitMqStream {
     /// The streams of the super stream, once they are known.
     streams: Mutex<Option<Arc<[String]>>>,
     /// And when each was used last.
-    lanes: Mutex<HashMap<Place, (SharedLane, Time)>>,
+    lanes: Arc<Lanes>,
+    /// Looks after the connections that no call uses.
+    keeper: Mutex<JoinSet<()>>,
     closed: AtomicBool,
     /// Too many producers were told of.
     warned: AtomicBool,
+    /// Too few connections were told of.
+    warned_of_connections: AtomicBool,
 }
 
 type Place = (PartitionId, String);
 type SharedLane = Arc<tokio::sync::Mutex<Lane>>;
+type Lanes = Mutex<HashMap<Place, (SharedLane, Time)>>;
+
+/// Gives signs of life on connections that no call uses, and drops those that are dead.
+async fn keep_up(lanes: Arc<Lanes>) {
+    loop {
+        tokio::time::sleep(BEAT).await;
+        let all: Vec<SharedLane> =
+            lock(&lanes).values().map(|(lane, _)| Arc::clone(lane)).collect();
+        for lane in all {
+            // A call that has it gives them itself.
+            if let Ok(mut lane) = lane.try_lock() {
+                lane.keep_up();
+            }
+            tokio::task::yield_now().await;
+        }
+    }
+}
 
 fn lock<T>(of: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     of.lock().unwrap_or_else(PoisonError::into_inner)
@@ -98,6 +121,7 @@ impl RabbitMqStream {
             unroutable: config.unroutable,
             timeout: Duration::from_millis(config.timeout_ms),
             connect_timeout: Duration::from_millis(config.connect_timeout_ms),
+            connections: Arc::new(Semaphore::new(MAX_CONNECTIONS)),
         };
         Ok(Self {
             shared,
@@ -106,9 +130,11 @@ impl RabbitMqStream {
             is_super: config.super_stream,
             producer: config.producer.clone(),
             streams: Mutex::default(),
-            lanes: Mutex::default(),
+            lanes: Arc::default(),
+            keeper: Mutex::default(),
             closed: AtomicBool::new(false),
             warned: AtomicBool::new(false),
+            warned_of_connections: AtomicBool::new(false),
         })
     }
 
@@ -126,7 +152,32 @@ impl RabbitMqStream {
         Ok(streams)
     }
 
+    /// Ends the connection that was used longest ago, if there is room for no other.
+    fn make_room(&self) {
+        if self.shared.connections.available_permits() > 0 {
+            return;
+        }
+        if !self.warned_of_connections.swap(true, Ordering::Relaxed) {
+            tracing::warn!(
+                stream = self.stream,
+                "a sink has {MAX_CONNECTIONS} connections at most, and more partitions and streams \
+                 want one; each waits for another's: {FEWER}"
+            );
+        }
+        let mut lanes: Vec<(Time, SharedLane)> =
+            lock(&self.lanes).values().map(|(lane, used)| (*used, Arc::clone(lane))).collect();
+        lanes.sort_by_key(|(used, _)| *used);
+        for (_, lane) in lanes {
+            if let Ok(mut lane) = lane.try_lock()
+                && lane.end().is_some()
+            {
+                return;
+            }
+        }
+    }
+
     async fn ask_for_streams(&self) -> Result<Vec<String>> {
+        self.make_room();
         let mut link = self.shared.connect().await?;
         let streams = link.partitions(&self.stream).await;
         let how = self.shared.unroutable;
@@ -136,6 +187,9 @@ impl RabbitMqStream {
         if streams.is_empty() {
             let text = format!("the super stream {:?} has no streams", self.stream);
             return Err(throttled(text));
+        }
+        if streams.len() > MAX_CONNECTIONS {
+            return Err(error::too_many_streams(&self.stream, streams.len()));
         }
         Ok(streams)
     }
@@ -149,6 +203,11 @@ impl RabbitMqStream {
                 reference.len()
             )));
         }
+        let mut keeper = lock(&self.keeper);
+        if keeper.is_empty() && !self.closed.load(Ordering::Acquire) {
+            keeper.spawn(keep_up(Arc::clone(&self.lanes)));
+        }
+        drop(keeper);
         let mut lanes = lock(&self.lanes);
         let place = (partition.clone(), stream.to_owned());
         if !lanes.contains_key(&place) {
@@ -206,6 +265,9 @@ impl RabbitMqStream {
     ) -> Result<()> {
         if self.closed.load(Ordering::Acquire) {
             return Err(Error::transient("the RabbitMQ sink is closed"));
+        }
+        if !lane.is_connected() {
+            self.make_room();
         }
         let mut link = lane.ready(&self.shared).await?;
         loop {
@@ -375,6 +437,7 @@ impl Sink for RabbitMqStream {
     /// Sends nothing more. There is nothing to flush: each call waited for all that it sent.
     async fn close(&self) -> Result<()> {
         self.closed.store(true, Ordering::Release);
+        lock(&self.keeper).abort_all();
         let lanes: Vec<SharedLane> = lock(&self.lanes).drain().map(|(_, (lane, _))| lane).collect();
         let links = join_all(lanes.iter().map(|lane| async { lane.lock().await.end() })).await;
         join_all(links.into_iter().flatten().map(Link::close)).await;

@@ -27,6 +27,7 @@ const PEER_PROPERTIES: u16 = 0x11;
 const SASL_HANDSHAKE: u16 = 0x12;
 const SASL_AUTHENTICATE: u16 = 0x13;
 const TUNE: u16 = 0x14;
+const HEARTBEAT: u16 = 0x17;
 const OPEN: u16 = 0x15;
 const CLOSE: u16 = 0x16;
 const PARTITIONS: u16 = 0x19;
@@ -166,6 +167,12 @@ pub(crate) fn credit(into: &mut BytesMut, subscription: u8, credit: u16) {
     end(into, begin);
 }
 
+/// Gives a sign of life.
+pub(crate) fn heartbeat(into: &mut BytesMut) {
+    let begin = begin(into, HEARTBEAT);
+    end(into, begin);
+}
+
 /// Answers what the server proposed for the connection.
 pub(crate) fn tune(into: &mut BytesMut, frame_max: u32, heartbeat_s: u32) {
     let begin = begin(into, TUNE);
@@ -209,6 +216,7 @@ pub(crate) enum Frame<'a> {
     },
     Tune {
         frame_max: u32,
+        heartbeat_s: u32,
     },
     Confirmed(Vec<u64>),
     Refused(Vec<(u64, Code)>),
@@ -237,7 +245,7 @@ pub(crate) fn read(frame: &[u8]) -> Option<Frame<'_>> {
     let mut input = Input(frame);
     let (key, version) = (input.u16()?, input.u16()?);
     Some(match key {
-        TUNE => Frame::Tune { frame_max: input.u32()? },
+        TUNE => Frame::Tune { frame_max: input.u32()?, heartbeat_s: input.u32()? },
         PUBLISH_CONFIRM => {
             let (_, count) = (input.u8()?, input.u32()?);
             Frame::Confirmed((0..count).map(|_| input.u64()).collect::<Option<_>>()?)

@@ -4,14 +4,11 @@
 //! not: what disturbs the server itself (`trouble.rs`).
 //! Invariant: nothing counts as stored that is not in the stream.
 
-use lapin::ExchangeKind;
-use lapin::options::{ExchangeDeclareOptions, QueueBindOptions};
-use lapin::types::{AMQPValue, FieldTable};
 use postrider_conformance::samples::{record, sized_event};
 use postrider_core::{ErrorKind, Outcome, Secret, Sink};
 use postrider_sink_rabbitmq::{RabbitMqStreamConfig, Unroutable};
 
-use super::{Broker, confirm, fail, ids_of, make, publish, read, sink};
+use super::{Broker, confirm, fail, ids_of, make_super, publish, read, sink};
 use crate::one;
 
 const THROTTLED: ErrorKind = ErrorKind::Throttled { retry_after: None };
@@ -118,28 +115,11 @@ async fn the_limit_is_the_servers_own() {
     assert!(fits > (2 << 20) - 1_000);
 }
 
-/// A super stream of three, made as RabbitMQ's own tools make one.
 #[tokio::test(flavor = "multi_thread")]
 async fn keys_are_spread_over_a_super_stream_as_other_clients_do() {
     let broker = Broker::shared().await;
     let channel = broker.channel().await;
-    let super_stream = format!("super-{}", broker.stream);
-    let mut arguments = FieldTable::default();
-    arguments.insert("x-super-stream".into(), AMQPValue::Boolean(true));
-    let durable = ExchangeDeclareOptions { durable: true, ..Default::default() };
-    let name = || super_stream.as_str().into();
-    let made = channel.exchange_declare(name(), ExchangeKind::Direct, durable, arguments).await;
-    made.expect("made");
-    for n in 0..3 {
-        let stream = format!("{super_stream}-{n}");
-        make(&channel, &stream).await;
-        let mut order = FieldTable::default();
-        order.insert("x-stream-partition-order".into(), AMQPValue::LongLongInt(n));
-        let (key, options) = (n.to_string(), QueueBindOptions::default());
-        let bound =
-            channel.queue_bind(stream.as_str().into(), name(), key.as_str().into(), options, order);
-        bound.await.expect("bound");
-    }
+    let super_stream = make_super(&broker, 3).await;
     let config = RabbitMqStreamConfig {
         stream: super_stream.clone(),
         super_stream: true,

@@ -21,6 +21,8 @@ use tokio::task::JoinSet;
 const PUBLISH: [u8; 2] = [0, 2];
 const CONFIRM: [u8; 2] = [0, 3];
 const DELIVER: [u8; 2] = [0, 8];
+const TUNE: [u8; 2] = [0, 0x14];
+const HEARTBEAT: [u8; 2] = [0, 0x17];
 const QUERY_SEQUENCE: [u8; 2] = [0x80, 5];
 
 /// What he is told to do.
@@ -36,6 +38,16 @@ pub(crate) struct Orders {
     /// He breaks off instead of telling the last id, so often.
     pub(crate) forgetful: u32,
     pub(crate) connections: usize,
+    /// Of them, those that are open, the most that ever were, and those that have ended.
+    pub(crate) open: usize,
+    pub(crate) most_open: usize,
+    pub(crate) ended: usize,
+    /// What the server seems to propose, in seconds.
+    pub(crate) heartbeat_s: Option<u32>,
+    /// The sink's signs of life.
+    pub(crate) heartbeats: usize,
+    /// The first so many connections fell silent: they stay open, and nothing passes any more.
+    pub(crate) silenced: usize,
     /// Bytes of the largest frame with a chunk.
     pub(crate) largest_chunk: usize,
 }
@@ -59,9 +71,21 @@ impl Middle {
         connections.spawn(async move {
             let mut open = JoinSet::new();
             while let Ok((client, _)) = listener.accept().await {
-                shared.lock().expect("not poisoned").connections += 1;
+                let number = {
+                    let mut orders = shared.lock().expect("not poisoned");
+                    orders.connections += 1;
+                    orders.open += 1;
+                    orders.most_open = orders.most_open.max(orders.open);
+                    orders.connections
+                };
                 let (orders, held) = (Arc::clone(&shared), holding.clone());
-                open.spawn(connection(client, server.clone(), orders, held));
+                let server = server.clone();
+                open.spawn(async move {
+                    connection(client, server, number, &orders, held).await;
+                    let mut orders = orders.lock().expect("not poisoned");
+                    orders.open -= 1;
+                    orders.ended += 1;
+                });
             }
         });
         Self { port, orders, held, _connections: connections }
@@ -98,7 +122,8 @@ impl Middle {
 async fn connection(
     client: TcpStream,
     server: String,
-    orders: Arc<Mutex<Orders>>,
+    number: usize,
+    orders: &Mutex<Orders>,
     held: watch::Receiver<bool>,
 ) {
     let Ok(server) = TcpStream::connect(server).await else { return };
@@ -107,8 +132,8 @@ async fn connection(
     let loses = AtomicBool::new(false);
     // Whichever ends first ends the connection, on both sides.
     tokio::select! {
-        _ = up(from_client, to_server, &orders, held, &loses) => {}
-        _ = down(from_server, to_client, &orders, &loses) => {}
+        _ = up(from_client, to_server, number, orders, held, &loses) => {}
+        _ = down(from_server, to_client, number, orders, &loses) => {}
     }
 }
 
@@ -124,12 +149,19 @@ async fn frame(from: &mut OwnedReadHalf) -> io::Result<Vec<u8>> {
 async fn up(
     mut from: OwnedReadHalf,
     mut to: OwnedWriteHalf,
+    number: usize,
     orders: &Mutex<Orders>,
     mut held: watch::Receiver<bool>,
     loses: &AtomicBool,
 ) -> io::Result<()> {
     loop {
         let frame = frame(&mut from).await?;
+        if orders.lock().expect("not poisoned").silenced >= number {
+            continue;
+        }
+        if frame[4..6] == HEARTBEAT {
+            orders.lock().expect("not poisoned").heartbeats += 1;
+        }
         if frame[4..6] == PUBLISH {
             if *held.borrow() {
                 orders.lock().expect("not poisoned").waiting = true;
@@ -172,11 +204,20 @@ fn look(frame: &[u8], orders: &mut Orders) -> Option<ReceiverFault> {
 async fn down(
     mut from: OwnedReadHalf,
     mut to: OwnedWriteHalf,
+    number: usize,
     orders: &Mutex<Orders>,
     loses: &AtomicBool,
 ) -> io::Result<()> {
     loop {
-        let frame = frame(&mut from).await?;
+        let mut frame = frame(&mut from).await?;
+        if orders.lock().expect("not poisoned").silenced >= number {
+            continue;
+        }
+        if frame[4..6] == TUNE
+            && let Some(seconds) = orders.lock().expect("not poisoned").heartbeat_s
+        {
+            frame[12..16].copy_from_slice(&seconds.to_be_bytes());
+        }
         if frame[4..6] == CONFIRM && loses.load(Ordering::SeqCst) {
             return Ok(());
         }

@@ -6,6 +6,7 @@
 
 mod failures;
 mod guide;
+mod idle;
 mod middle;
 mod once;
 mod suite;
@@ -19,10 +20,11 @@ use futures_util::StreamExt;
 use lapin::message::Delivery;
 use lapin::options::{
     BasicAckOptions, BasicConsumeOptions, BasicPublishOptions, BasicQosOptions,
-    ConfirmSelectOptions, QueueDeclareOptions, QueueDeleteOptions,
+    ConfirmSelectOptions, ExchangeDeclareOptions, QueueBindOptions, QueueDeclareOptions,
+    QueueDeleteOptions,
 };
 use lapin::types::{AMQPValue, FieldTable};
-use lapin::{BasicProperties, Channel, Connection, ConnectionProperties};
+use lapin::{BasicProperties, Channel, Connection, ConnectionProperties, ExchangeKind};
 use postrider_conformance::sink::Delivered;
 use postrider_core::{
     Clock, Error, EventId, Outcome, PartitionId, Publish, Record, Secret, Sink, Timestamp,
@@ -113,6 +115,29 @@ async fn make(channel: &Channel, stream: &str) {
     arguments.insert("x-queue-type".into(), AMQPValue::LongString("stream".into()));
     let durable = QueueDeclareOptions { durable: true, ..Default::default() };
     channel.queue_declare(stream.into(), durable, arguments).await.expect("made");
+}
+
+/// A super stream of so many, made as RabbitMQ's own tools make one; its name.
+async fn make_super(broker: &Broker, streams: i64) -> String {
+    let channel = broker.channel().await;
+    let super_stream = format!("super-{}", broker.stream);
+    let mut arguments = FieldTable::default();
+    arguments.insert("x-super-stream".into(), AMQPValue::Boolean(true));
+    let durable = ExchangeDeclareOptions { durable: true, ..Default::default() };
+    let name = || super_stream.as_str().into();
+    let made = channel.exchange_declare(name(), ExchangeKind::Direct, durable, arguments).await;
+    made.expect("made");
+    for n in 0..streams {
+        let stream = format!("{super_stream}-{n}");
+        make(&channel, &stream).await;
+        let mut order = FieldTable::default();
+        order.insert("x-stream-partition-order".into(), AMQPValue::LongLongInt(n));
+        let (key, options) = (n.to_string(), QueueBindOptions::default());
+        let bound =
+            channel.queue_bind(stream.as_str().into(), name(), key.as_str().into(), options, order);
+        bound.await.expect("bound");
+    }
+    super_stream
 }
 
 /// Puts a message behind all others and reads up to it. Such messages of others stay there.
