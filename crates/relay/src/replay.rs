@@ -12,7 +12,7 @@ use postrider_core::{
     Publish, Reaction, Record, Result, RetryPolicy, Sink, StartFrom, Successor, Timestamp, react,
 };
 
-use crate::lanes::{Lanes, NewItem, Origin};
+use crate::lanes::{Lanes, NewItem, Origin, Turn};
 use crate::reading::PAGE;
 
 /// What to send again, and how.
@@ -46,6 +46,8 @@ pub struct ReplayProgress {
     pub matched: u64,
     /// Events that the sink confirmed.
     pub published: u64,
+    /// Those of them that the broker said it had already: it may not have published them again.
+    pub duplicates: u64,
     /// Append time of the last record read.
     pub at: Timestamp,
 }
@@ -178,12 +180,13 @@ impl Replay {
         }
         // Rounds in a row in which the sink did not take something.
         let mut troubled = 0u32;
-        while lanes.has_ready() {
+        while lanes.any_ready(|_| true) {
             let limits = sink.capabilities();
             let mut calls = Vec::new();
             while calls.len() < limits.max_in_flight.max(1) {
                 let mut records = Vec::new();
-                let chains = lanes.take(&limits, &mut records, |_| true);
+                let turn = if lanes.has_ready(Turn::First) { Turn::First } else { Turn::Again };
+                let chains = lanes.take(turn, &limits, &mut records, |_| true);
                 if records.is_empty() {
                     break;
                 }
@@ -233,6 +236,8 @@ impl Replay {
                     Outcome::Confirmed | Outcome::Duplicate => {
                         left = lanes.pop(lane).1;
                         done += 1;
+                        report.progress.duplicates +=
+                            u64::from(matches!(outcome, Outcome::Duplicate));
                     }
                     Outcome::Failed(error) => failure = Some(error),
                     Outcome::HeldBack if done > 0 => given_back = true,

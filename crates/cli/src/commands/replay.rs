@@ -103,6 +103,7 @@ fn print(
             "read": progress.read,
             "matching": progress.matched,
             "published": progress.published,
+            "duplicates": progress.duplicates,
             "failures": report.failures,
             "failed": failed.collect::<Vec<_>>(),
             "dryRun": args.dry_run,
@@ -117,8 +118,12 @@ fn print(
             let text = format!("not published: {position}: {}", escape(reason));
             output.line(output.paint(Tone::Bad, text))?;
         }
+        let had = match progress.duplicates {
+            0 => String::new(),
+            some => format!("; {some} of them the broker had already, see --new-ids"),
+        };
         output.line(format!(
-            "{} of {} matching events published to {}",
+            "{} of {} matching events published to {}{had}",
             progress.published,
             progress.matched,
             escape(name.as_str())

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use postrider_conformance::samples::{consumer, fresh_id, key, number};
 use postrider_core::{
-    BatchLimit, ConsumerName, ErrorKind, Feed, FeedPage, PartitionId, Position, Result,
-    RetryPolicy, StartFrom, Successor, Timestamp,
+    BatchLimit, Capabilities, ConsumerName, ErrorKind, Feed, FeedPage, PartitionId, Position,
+    Result, RetryPolicy, Sink, StartFrom, Successor, Timestamp,
 };
 use postrider_relay::{Replay, ReplayReport};
 use postrider_sink_memory::Fault;
@@ -59,6 +59,21 @@ async fn a_replay_sends_the_same_ids_in_the_same_order_and_moves_no_checkpoint()
         assert_eq!(numbers, (0..2_000).filter(|n| n % 20 == k).collect::<Vec<_>>());
     }
     assert_eq!(world.pending().await, 0);
+}
+
+/// What the broker has already is confirmed, and may be published nowhere again.
+#[tokio::test(start_paused = true)]
+async fn what_the_broker_had_already_is_counted_apart() {
+    let mut world = World::new(1);
+    world.append_dealt(10, 2);
+    let window = Some(std::time::Duration::from_secs(600));
+    let dedup = Capabilities { dedup_window: window, ..world.sink.capabilities() };
+    world.sink = world.sink.with_capabilities(dedup);
+    let first = run(replay(&world)).await.progress;
+    assert_eq!((first.published, first.duplicates), (10, 0));
+    world.append_dealt(5, 1);
+    let second = run(replay(&world)).await.progress;
+    assert_eq!((second.published, second.duplicates), (15, 10));
 }
 
 #[tokio::test(start_paused = true)]
