@@ -161,6 +161,29 @@ impl Nats {
         programs::give_to_owner(&file)
     }
 
+    /// Lets it read its configuration again, and waits until it has.
+    ///
+    /// # Errors
+    ///
+    /// If it doesn't within the usual time; the text has its log.
+    pub fn reload(&self) -> Result<()> {
+        let count = |log: &str| log.matches("Reloaded server configuration").count();
+        let before = count(&self.log());
+        let pid = self.process.as_ref().and_then(|process| i32::try_from(process.id()).ok());
+        if let Some(pid) = pid.and_then(Pid::from_raw) {
+            // It fails only if the process has ended.
+            let _ = kill_process(pid, Signal::HUP);
+        }
+        let deadline = Instant::now() + PATIENCE;
+        while count(&self.log()) == before {
+            if Instant::now() >= deadline {
+                return Err(Error::failed("reloading nats-server", self.log()));
+            }
+            std::thread::sleep(POLL);
+        }
+        Ok(())
+    }
+
     /// Starts it on its port with what it has stored. Does nothing if it runs.
     ///
     /// # Errors

@@ -253,7 +253,7 @@ pub(crate) fn check_source(config: &SourceConfig, problems: &mut Vec<Problem>) {
 
 /// Refuses sinks that can't be fed from this source, or not beside each other.
 #[cfg_attr(
-    not(any(feature = "postgres", feature = "kafka", feature = "rabbitmq")),
+    not(any(feature = "postgres", feature = "kafka", feature = "nats", feature = "rabbitmq")),
     expect(unused_variables, reason = "the rules of the log, of Kafka and of streams alone")
 )]
 pub(crate) fn check_sinks(
@@ -268,6 +268,8 @@ pub(crate) fn check_sinks(
     }
     #[cfg(feature = "kafka")]
     problems.extend(kafka::check_sinks(sinks));
+    #[cfg(feature = "nats")]
+    problems.extend(nats::check_sinks(sinks));
     #[cfg(feature = "rabbitmq")]
     problems.extend(rabbitmq_stream::check_sinks(source, sinks));
 }

@@ -21,8 +21,10 @@ use crate::output::colors_wanted;
 /// Overrides the level that the configuration or the command chose.
 const LEVEL_VARIABLE: &str = "POSTRIDER_LOG";
 
-/// Makers' own libraries that tell at `info` of what is their affair: how their names begin.
-const OTHERS: [&str; 2] = ["azure", "typespec"];
+/// Makers' own libraries that tell of what is their affair: how their names begin, and what is
+/// heard of them. NATS's tells as an error of each attempt at what its caller tries again, and
+/// tells it to its caller as well.
+const OTHERS: [(&str, &str); 3] = [("azure", "warn"), ("typespec", "warn"), ("async_nats", "off")];
 
 /// Keeps the exporter alive; sends what is left when told to.
 pub(crate) struct Tracing {
@@ -77,14 +79,17 @@ pub(crate) fn check_level(text: &str) -> Result<(), String> {
     parsed.map(drop).map_err(|error| format!("{text:?} is no log level: {error}; {remedy}"))
 }
 
-/// The same with others' libraries at `warn`, unless it names them.
+/// The same with others' libraries as in [`OTHERS`], unless it names them.
 fn with_others(directives: &str) -> String {
     let parts: Vec<&str> = directives.split(',').map(str::trim).collect();
     let told = |part: &&str| ["info", "debug", "trace"].contains(&&*part.to_ascii_lowercase());
+    let tells_more = parts.iter().any(told);
     let mut whole = directives.to_owned();
-    if parts.iter().any(told) {
-        let silent = |other: &&str| !parts.iter().any(|part| part.starts_with(other));
-        OTHERS.into_iter().filter(silent).for_each(|other| whole += &format!(",{other}=warn"));
+    for (other, level) in OTHERS {
+        let is_named = parts.iter().any(|part| part.starts_with(other));
+        if !is_named && (level == "off" || tells_more) {
+            whole += &format!(",{other}={level}");
+        }
     }
     whole
 }
@@ -137,16 +142,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn others_are_heard_at_warn_unless_they_are_named() {
-        for (asked, set) in [
-            ("info", "info,azure=warn,typespec=warn"),
-            ("DEBUG,postrider_relay=trace", "DEBUG,postrider_relay=trace,azure=warn,typespec=warn"),
-            ("info,azure_data_cosmos=info", "info,azure_data_cosmos=info,typespec=warn"),
-            ("warn", "warn"),
-            ("error", "error"),
-            ("postrider_relay=debug", "postrider_relay=debug"),
+    fn others_are_heard_as_little_as_may_be_unless_they_are_named() {
+        for (asked, added) in [
+            ("info", ",azure=warn,typespec=warn,async_nats=off"),
+            ("DEBUG,postrider_relay=trace", ",azure=warn,typespec=warn,async_nats=off"),
+            ("info,azure_data_cosmos=info", ",typespec=warn,async_nats=off"),
+            ("info,async_nats=debug", ",azure=warn,typespec=warn"),
+            ("warn", ",async_nats=off"),
+            ("error", ",async_nats=off"),
+            ("postrider_relay=debug", ",async_nats=off"),
         ] {
-            assert_eq!(with_others(asked), set);
+            assert_eq!(with_others(asked), format!("{asked}{added}"));
             check_level(&with_others(asked)).expect("directives");
         }
     }

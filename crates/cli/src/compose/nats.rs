@@ -9,8 +9,8 @@ use postrider_core::{Result, Sink};
 use postrider_sink_nats::{Nats, NatsConfig, Unroutable};
 
 use super::message;
-use crate::config::SinkConfig;
 use crate::config::keys::{Kind, Need, Shape, key};
+use crate::config::{Problem, SinkConfig};
 
 pub(super) const NAME: &str = "nats";
 
@@ -63,6 +63,34 @@ pub(super) const KIND: Kind = Kind {
     ],
 };
 
+/// Refuses a sink whose events may go into an earlier sink's stream: the stream takes each id once,
+/// so that one of the two would publish nothing, and count it as published.
+pub(super) fn check_sinks(sinks: &[SinkConfig]) -> Vec<Problem> {
+    let mut earlier: Vec<(&SinkConfig, NatsConfig)> = Vec::new();
+    let mut problems = Vec::new();
+    for sink in sinks.iter().filter(|sink| sink.kind == NAME) {
+        let own = settings(sink);
+        if let Some((other, _)) = earlier.iter().find(|(_, other)| own.may_share_a_stream(other)) {
+            let stream = match &own.stream {
+                Some(name) => format!("is \"{name}\""),
+                None => "is left out".to_owned(),
+            };
+            problems.push(Problem {
+                place: Some(sink.fields.place("stream").unwrap_or(sink.place)),
+                key: format!("{}.stream", sink.prefix),
+                text: format!(
+                    "{stream}, and may be that of {} as well, on the same server: a stream takes \
+                     each event once, whatever its subject, and the other sink's would be dropped \
+                     as repetitions; give each sink a stream of its own, and name it here and there",
+                    other.prefix
+                ),
+            });
+        }
+        earlier.push((sink, own));
+    }
+    problems
+}
+
 pub(super) fn open(config: &SinkConfig) -> Result<Arc<dyn Sink>> {
     Ok(Arc::new(Nats::new(&settings(config))?))
 }
@@ -93,5 +121,6 @@ fn settings(config: &SinkConfig) -> NatsConfig {
     settings.timeout_ms = fields.number("timeout_ms").unwrap_or(settings.timeout_ms);
     settings.connect_timeout_ms =
         fields.number("connect_timeout_ms").unwrap_or(settings.connect_timeout_ms);
+    settings.retry = config.retry.clone();
     settings
 }

@@ -78,11 +78,14 @@ fn append(home: &Home, from: usize) {
         .build()
         .expect("valid")
     };
-    let events: Vec<NewEvent> = (from..from + ROUND).map(event).collect();
+    append_all(home, &(from..from + ROUND).map(event).collect::<Vec<_>>());
+}
+
+fn append_all(home: &Home, events: &[NewEvent]) {
     let mut connection = Connection::open(home.path("app.db")).expect("opened");
     connection.busy_timeout(Duration::from_secs(30)).expect("set");
     let tx = connection.transaction_with_behavior(TransactionBehavior::Immediate).expect("begun");
-    postrider_store_sqlite::append(&tx, &events).expect("appended");
+    postrider_store_sqlite::append(&tx, events).expect("appended");
     tx.commit().expect("committed");
 }
 
@@ -146,4 +149,152 @@ fn settings_are_told_at_the_key_that_they_name() {
     refused("servers = [\"nats://127.0.0.1\"]\nstream = \"a.b\"", "sink[0].stream");
     refused("servers = [\"nats://127.0.0.1\"]\nunroutable = \"drop\"", "sink[0].unroutable");
     refused("servers = [\"nats://127.0.0.1\"]\nuser = \"a\"", "password");
+}
+
+/// A stream takes an id once: the second sink's event would be on no subject.
+#[test]
+fn two_sinks_into_one_stream_are_refused_with_the_remedy() {
+    let home = Home::new();
+    let sinks = |servers: [&str; 2], streams: [&str; 2]| {
+        let sink = |n: usize| {
+            let stream = match streams[n] {
+                "" => String::new(),
+                name => format!("stream = \"{name}\"\n"),
+            };
+            format!(
+                "\n[[sink]]\nname = \"s{n}\"\nkind = \"nats\"\nservers = [\"{}\"]\n\
+                 subject = \"s{n}.{{topic}}\"\n{stream}",
+                servers[n]
+            )
+        };
+        let text = format!("[source]\nkind = \"sqlite\"\nurl = \"app.db\"\n{}{}", sink(0), sink(1));
+        home.write("postrider.toml", text);
+        home.postrider(&["config", "check"])
+    };
+    let (one, same) = ("nats://127.0.0.1:4222", "nats://127.0.0.1");
+    let parts = ["sink[1].stream: ", "sink[0]", "as repetitions", "a stream of its own"];
+    sinks([one, same], ["ALL", "ALL"]).expect(2).err_has(&parts);
+    sinks([one, same], ["ALL", ""]).expect(2).err_has(&parts);
+    sinks([one, same], ["", ""]).expect(2).err_has(&parts);
+    sinks([one, same], ["ALL", "OTHER"]).expect(0);
+    sinks([one, "nats://127.0.0.1:4223"], ["", ""]).expect(0);
+}
+
+/// Within the stream's window a replay publishes nothing, under another subject neither, and says
+/// so.
+#[test]
+fn a_replay_of_what_the_stream_has_says_that_it_had_it() {
+    let server = Nats::start(Version::New, "").expect("a server");
+    let reader = Reader::of(&server);
+    let home = Home::with_outbox();
+    let config = |subject: &str| {
+        home.write(
+            "postrider.toml",
+            format!(
+                "[source]\nkind = \"sqlite\"\nurl = \"app.db\"\n\n[[sink]]\nkind = \"nats\"\n\
+                 servers = [\"{}\"]\nsubject = \"{subject}\"\n",
+                server.url()
+            ),
+        );
+    };
+    config("events.{topic}");
+    home.append(&[("a", "First"), ("b", "Second")]);
+    let replay = |more: &[&str]| home.postrider(&[&["replay", "--from", "oldest"], more].concat());
+    let first = replay(&[]).expect(0);
+    assert_eq!(first.out.trim_end(), "2 of 2 matching events published to nats");
+    config("events.other.{topic}");
+    let again = replay(&[]).expect(0).out;
+    assert!(again.contains("published to nats; 2 of them the broker had already"), "{again}");
+    assert_eq!(replay(&["--json"]).expect(0).json()["duplicates"], 2);
+    assert_eq!(reader.count(), 2);
+    replay(&["--new-ids"]).expect(0);
+    assert_eq!(reader.count(), 4);
+}
+
+fn relay_config(home: &Home, server: &str, more: &str) {
+    home.write(
+        "postrider.toml",
+        format!(
+            "[source]\nkind = \"sqlite\"\nurl = \"app.db\"\n\n[[sink]]\nkind = \"nats\"\n\
+             servers = [\"{server}\"]\nsubject = \"events.{{topic}}\"\nmax_delay = \"100ms\"\n\
+             {more}\n\n[admin]\nlisten = \"off\"\n"
+        ),
+    );
+}
+
+/// The client library logs each attempt by itself, for as long as it is refused.
+#[test]
+fn a_refused_login_is_told_as_often_as_the_relay_tells_it() {
+    let settings = "authorization { users: [ { user: app, password: right } ] }";
+    let server = Nats::start(Version::New, settings).expect("a server");
+    let home = Home::with_outbox();
+    relay_config(&home, &server.url().replace("//", "//app:wrong@"), "");
+    home.append(&[("a", "First")]);
+    let relay = home.start(&["run"]);
+    let told = relay.line_with("the login is refused");
+    assert!(told.contains("WARN"), "{told}");
+    let attempts = || server.log().matches("authentication error").count();
+    eventually("it is tried again", || (attempts() > 10).then_some(()));
+    let (seen, tried) = (relay.seen(), attempts());
+    assert!(!seen.contains("ERROR"), "{seen}");
+    assert!(seen.matches("refused").count() < tried / 2, "{tried} attempts: {seen}");
+    relay.signal(Signal::TERM);
+    relay.ended();
+}
+
+/// A server's limit is raised by a reload: what was parked flows when it is requeued.
+#[test]
+fn what_was_too_large_flows_once_the_servers_limit_was_raised() {
+    let server = Nats::start(Version::New, "max_payload: 1KB").expect("a server");
+    let reader = Reader::of(&server);
+    let home = Home::with_outbox();
+    relay_config(&home, &server.url(), "");
+    let large = NewEvent::builder(
+        Key::new("a").expect("valid"),
+        Topic::new("orders").expect("valid"),
+        EventType::new("OrderPlaced").expect("valid"),
+    )
+    .payload(ContentType::new("text/plain").expect("valid"), vec![b'x'; 2_000])
+    .build()
+    .expect("valid");
+    append_all(&home, &[large]);
+    let relay = home.start(&["run"]);
+    let letters = || home.postrider(&["dead-letters", "list", "--json"]).expect(0).json_lines();
+    let found = eventually("it is parked", || Some(letters()).filter(|found| !found.is_empty()));
+    assert!(found[0]["reason"].to_string().contains("1024"), "{found:?}");
+    server.configure("max_payload: 1MB").expect("written");
+    server.reload().expect("reloaded");
+    eventually("it flows", || {
+        home.postrider(&["dead-letters", "requeue", "--all"]);
+        (reader.count() == 1).then_some(())
+    });
+    eventually("no letter is left", || letters().is_empty().then_some(()));
+    relay.signal(Signal::TERM);
+    assert_eq!(relay.ended(), Some(0));
+}
+
+/// Such a stream confirms what it keeps for nobody.
+#[test]
+fn a_stream_that_may_lose_events_is_warned_of_at_the_start() {
+    let server = Nats::start(Version::New, "").expect("a server");
+    let reader = Reader::of(&server);
+    reader.runtime.block_on(async {
+        let config = stream::Config {
+            name: "OTHER".into(),
+            subjects: vec!["other.>".into()],
+            retention: stream::RetentionPolicy::Interest,
+            storage: stream::StorageType::Memory,
+            ..stream::Config::default()
+        };
+        reader.context().await.create_stream(config).await.expect("a stream");
+    });
+    let home = Home::with_outbox();
+    relay_config(&home, &server.url(), "stream = \"OTHER\"");
+    let relay = home.start(&["run"]);
+    for part in ["retention is interest and there is no consumer", "storage is memory"] {
+        let told = relay.line_with(part);
+        assert!(told.contains("WARN") && told.contains("OTHER"), "{told}");
+    }
+    relay.signal(Signal::TERM);
+    assert_eq!(relay.ended(), Some(0));
 }

@@ -6,9 +6,11 @@
 
 use std::path::PathBuf;
 
-use postrider_core::{Error, Result, Secret};
+use postrider_core::{Error, Result, RetryPolicy, Secret};
 use postrider_encoding::Encoding;
 use serde::{Deserialize, Deserializer};
+
+use crate::login::places;
 
 /// Longest time that one acknowledgement may take.
 const MAX_TIMEOUT_MS: u64 = 600_000;
@@ -76,6 +78,10 @@ pub struct NatsConfig {
     /// Time for connecting, in milliseconds.
     #[serde(default = "default_connect_timeout_ms")]
     pub connect_timeout_ms: u64,
+    /// How the relay tries again, as far as it is known here: a stream that forgets ids before the
+    /// last attempt is warned of. No key of the table; the relay has its own.
+    #[serde(skip)]
+    pub retry: RetryPolicy,
 }
 
 impl NatsConfig {
@@ -99,6 +105,7 @@ impl NatsConfig {
             source: None,
             timeout_ms: default_timeout_ms(),
             connect_timeout_ms: default_connect_timeout_ms(),
+            retry: RetryPolicy::default(),
         }
     }
 
@@ -139,6 +146,21 @@ impl NatsConfig {
             }
             _ => stream_name(self.stream.as_deref()),
         }
+    }
+
+    /// Whether the events of both sinks may go into one stream: on a server that both name, into
+    /// the same stream or into one that the settings don't name.
+    ///
+    /// A stream takes an event's id once, whatever the subject: of two sinks with one stream, the
+    /// events of the second would be on no subject of its own, and count as repetitions. Logins
+    /// make no difference, since they don't tell whose streams they see.
+    pub fn may_share_a_stream(&self, other: &Self) -> bool {
+        let streams_differ = match (&self.stream, &other.stream) {
+            (Some(own), Some(others)) => own != others,
+            (None, _) | (_, None) => false,
+        };
+        let others = places(&other.servers);
+        !streams_differ && places(&self.servers).iter().any(|place| others.contains(place))
     }
 }
 
@@ -215,5 +237,25 @@ mod tests {
         }
         assert!(NatsConfig::new(Vec::new()).check().is_err());
         assert!(read("user = 'a'\npassword = 'b'").expect("well-formed").check().is_ok());
+    }
+
+    #[test]
+    fn sinks_that_may_have_one_stream_are_told() {
+        let sink = |servers: &[&str], stream: Option<&str>| NatsConfig {
+            stream: stream.map(str::to_owned),
+            ..NatsConfig::new(servers.iter().map(|text| Secret::new(*text)).collect())
+        };
+        let one = sink(&["tls://a.example", "tls://u:hunter2@B.example:4222"], Some("A"));
+        for (other, shares) in [
+            (sink(&["tls://b.example:4222"], Some("A")), true),
+            (sink(&["tls://c.example", "a.example:4222"], None), true),
+            (sink(&["tls://other:login@a.example"], Some("A")), true),
+            (sink(&["tls://a.example"], Some("B")), false),
+            (sink(&["tls://a.example:4223"], Some("A")), false),
+            (sink(&["tls://c.example"], None), false),
+        ] {
+            assert_eq!(one.may_share_a_stream(&other), shares, "{other:?}");
+            assert_eq!(other.may_share_a_stream(&one), shares, "{other:?}");
+        }
     }
 }

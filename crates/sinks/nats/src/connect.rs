@@ -15,15 +15,24 @@ use async_nats::{Client, Event, connection};
 use postrider_core::{Error, Result};
 use tokio::sync::watch;
 use tokio::time::Instant;
+use tracing::Dispatch;
+use tracing::instrument::WithSubscriber;
 
 use crate::error::connect_error;
 use crate::login::Login;
+use crate::look;
+
+/// How long what a server said when it was connected to is taken for what it says now.
+const LIMIT_HOLDS: Duration = Duration::from_secs(5);
 
 /// A connection.
 pub(crate) struct Link {
     client: Client,
     context: jetstream::Context,
     state: Arc<State>,
+    opened: Instant,
+    /// Whether a question for a stream had an answer so far: a login may not be permitted to ask.
+    tells: AtomicBool,
 }
 
 /// Whether events can be sent on it.
@@ -87,19 +96,38 @@ impl Link {
                 heard.hear(&event);
                 std::future::ready(())
             });
-        let client = options.connect(login.addresses()).await.map_err(connect_error)?;
+        // What the library has to say is in its error, which whoever asks for the link may log.
+        let connecting = options.connect(login.addresses()).with_subscriber(Dispatch::none());
+        let client = connecting.await.map_err(connect_error)?;
         connected.store(true, Ordering::Release);
         let context = ContextBuilder::new().timeout(ack_timeout).build(client.clone());
-        Ok(Self { client, context, state })
+        let (opened, tells) = (Instant::now(), AtomicBool::new(true));
+        Ok(Self { client, context, state, opened, tells })
     }
 
     pub(crate) fn context(&self) -> &jetstream::Context {
         &self.context
     }
 
-    /// The server's own limit of a message with its headers, in bytes.
+    /// The server's own limit of a message with its headers, in bytes, when it was connected to.
+    /// The client library takes no notice of a later one.
     pub(crate) fn max_payload(&self) -> usize {
         self.client.max_payload()
+    }
+
+    /// Whether the server's limit was learned only just now.
+    pub(crate) fn is_fresh(&self) -> bool {
+        self.opened.elapsed() < LIMIT_HOLDS
+    }
+
+    /// The limit of the stream that refused a subject's event as too large, in bytes, if it tells.
+    pub(crate) async fn max_message_bytes(&self, stream: Option<&str>, to: &str) -> Option<i32> {
+        if !self.tells.load(Ordering::Relaxed) {
+            return None;
+        }
+        let told = look::max_message_bytes(&self.context, stream, to).await;
+        self.tells.store(told.is_some(), Ordering::Relaxed);
+        told
     }
 
     pub(crate) fn is_up(&self) -> bool {

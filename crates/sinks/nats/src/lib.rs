@@ -10,6 +10,7 @@ mod connect;
 mod encode;
 mod error;
 mod login;
+mod look;
 mod publish;
 mod singles;
 

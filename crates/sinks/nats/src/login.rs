@@ -6,13 +6,15 @@
 //! client that has lost its connection can therefore never make one and send what it still holds,
 //! long after its events were given up.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use async_nats::{Auth, AuthError, ConnectOptions, ServerAddr};
 use nkeys::KeyPair;
-use postrider_core::{Error, Result};
+use percent_encoding::percent_decode_str;
+use postrider_core::{Error, Result, Secret};
 
 use crate::config::NatsConfig;
 
@@ -26,7 +28,7 @@ pub(crate) struct Login {
     config: NatsConfig,
 }
 
-#[derive(Clone)]
+#[derive(Clone, PartialEq, Eq)]
 enum Way {
     Nobody,
     User { name: String, password: String },
@@ -39,16 +41,23 @@ impl Login {
     /// Checks addresses, keys and files' presence; connects to nothing.
     pub(crate) fn new(config: &NatsConfig) -> Result<Self> {
         config.check()?;
-        let mut found = Way::Nobody;
+        let mut found: Option<Way> = None;
         let mut addresses = Vec::new();
         for (index, server) in config.servers.iter().enumerate() {
             let (address, way) = address(server.expose(), index + 1, config)?;
             addresses.push(address);
-            if let Some(way) = way {
-                found = way;
+            if found.is_some() && way.is_some() && found != way {
+                return Err(Error::permanent(format!(
+                    "servers: number {} of the list has another login than one before it, and the \
+                     sink has one for all; write the same, or leave it out and give user and \
+                     password",
+                    index + 1
+                )));
             }
+            found = found.or(way);
         }
-        Ok(Self { addresses, way: way(config)?.unwrap_or(found), config: config.clone() })
+        let way = way(config)?.or(found).unwrap_or(Way::Nobody);
+        Ok(Self { addresses, way, config: config.clone() })
     }
 
     pub(crate) fn addresses(&self) -> Vec<ServerAddr> {
@@ -111,6 +120,12 @@ impl Way {
     }
 }
 
+/// Host and port of each server that can be read, to tell whether two lists have one in common.
+pub(crate) fn places(servers: &[Secret]) -> Vec<(String, u16)> {
+    let read = servers.iter().filter_map(|server| server.expose().parse::<ServerAddr>().ok());
+    read.map(|address| (address.host().to_ascii_lowercase(), address.port())).collect()
+}
+
 /// One server of the list, and the login that stands in its URL.
 fn address(text: &str, number: usize, config: &NatsConfig) -> Result<(ServerAddr, Option<Way>)> {
     let refused =
@@ -127,11 +142,15 @@ fn address(text: &str, number: usize, config: &NatsConfig) -> Result<(ServerAddr
              allow_plain = true",
         ));
     }
+    let decoded = |part: &str| {
+        let text = percent_decode_str(part).decode_utf8();
+        text.map(Cow::into_owned).map_err(|_| refused("has a login that is no text once decoded"))
+    };
     let way = match (address.username(), address.password()) {
         (Some(name), Some(password)) => {
-            Some(Way::User { name: name.to_owned(), password: password.to_owned() })
+            Some(Way::User { name: decoded(name)?, password: decoded(password)? })
         }
-        (Some(token), None) => Some(Way::Token(token.to_owned())),
+        (Some(token), None) => Some(Way::Token(decoded(token)?)),
         _ => None,
     };
     // The library writes addresses to its log.
@@ -193,7 +212,6 @@ fn credentials(text: &str) -> Result<Way> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use postrider_core::Secret;
 
     fn error(server: &str) -> Option<String> {
         Login::new(&NatsConfig::new(vec![Secret::new(server)])).err().map(|e| e.chain())
@@ -220,6 +238,26 @@ mod tests {
         let login = login.expect("valid");
         assert!(!format!("{:?}", login.addresses()).contains("hunter2"));
         assert!(matches!(&login.way, Way::User { password, .. } if password == "hunter2"));
+    }
+
+    /// What has a meaning in a URL stands in it percent-encoded.
+    #[test]
+    fn a_login_in_an_address_is_decoded() {
+        let way = |servers: &[&str]| {
+            let servers = servers.iter().map(|text| Secret::new(*text)).collect();
+            Login::new(&NatsConfig::new(servers)).map(|login| login.way)
+        };
+        let user = way(&["nats://d%40m:p%40s%3a%2F%25@127.0.0.1"]).expect("valid");
+        assert!(matches!(&user, Way::User { name, password }
+            if name == "d@m" && password == "p@s:/%"));
+        let token = way(&["nats://t%40ken@127.0.0.1"]).expect("valid");
+        assert!(matches!(&token, Way::Token(token) if token == "t@ken"));
+        assert!(error("nats://u:%ff@127.0.0.1").expect("refused").contains("number 1"));
+        let same = ["nats://u:p%40@127.0.0.1", "nats://localhost", "nats://u:p%40@[::1]"];
+        assert!(matches!(way(&same), Ok(Way::User { .. })));
+        let other = way(&["nats://u:hunter2@127.0.0.1", "nats://u:hunter3@localhost"]);
+        let text = other.err().expect("refused").chain();
+        assert!(text.starts_with("servers: number 2") && !text.contains("hunter"), "{text}");
     }
 
     #[test]

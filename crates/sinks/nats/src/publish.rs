@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use async_nats::jetstream::context::{PublishError, PublishErrorKind};
@@ -26,8 +26,11 @@ use tokio::time::{Instant, timeout, timeout_at};
 use crate::config::{NatsConfig, Unroutable};
 use crate::connect::Link;
 use crate::encode::headers;
-use crate::error::{is_answer, publish_error, throttled};
+use crate::error::{
+    beyond_the_server, beyond_the_stream, is_answer, is_beyond_the_stream, publish_error, throttled,
+};
 use crate::login::Login;
+use crate::look;
 use crate::singles::{Answer, End};
 
 /// Events in one call: enough to hide a round trip at full rate.
@@ -60,10 +63,10 @@ pub struct Nats {
     pub(crate) timeout: Duration,
     link: Mutex<Connection>,
     pub(crate) under_way: Semaphore,
-    /// The server's limit, once it was connected to; 0 before.
-    max_payload: AtomicUsize,
     /// The stream's duplicate window in milliseconds, once it is known; 0 before.
     duplicate_window_ms: AtomicU64,
+    /// How long an event may be tried.
+    retries_take: Duration,
     closed: AtomicBool,
 }
 
@@ -78,17 +81,18 @@ impl Nats {
             Some(text) => EventSource::new(text.as_str())?,
             None => EventSource::default(),
         };
+        let timeout = Duration::from_millis(config.timeout_ms);
         Ok(Self {
             login: Login::new(config)?,
             subject,
             stream: config.stream.clone(),
             encoder: Encoder::new(config.encoding, source),
             unroutable: config.unroutable,
-            timeout: Duration::from_millis(config.timeout_ms),
+            timeout,
             link: Mutex::new(Connection::None),
             under_way: Semaphore::new(UNDER_WAY),
-            max_payload: AtomicUsize::new(0),
             duplicate_window_ms: AtomicU64::new(0),
+            retries_take: look::retries_take(&config.retry, timeout),
             closed: AtomicBool::new(false),
         })
     }
@@ -102,18 +106,13 @@ impl Nats {
             return Err(Error::transient("the NATS sink is closed"));
         }
         match &*connection {
-            Connection::Made(link) if link.is_up() => {
-                // A server whose settings change tells its limit again.
-                self.max_payload.store(link.max_payload(), Ordering::Relaxed);
-                return Ok(Arc::clone(link));
-            }
+            Connection::Made(link) if link.is_up() => return Ok(Arc::clone(link)),
             Connection::Failed { at, error } if *at >= asked => return Err(again(error)),
             _ => {}
         }
         match Link::open(&self.login, self.timeout).await {
             Ok(link) => {
                 let link = Arc::new(link);
-                self.max_payload.store(link.max_payload(), Ordering::Relaxed);
                 *connection = Connection::Made(Arc::clone(&link));
                 Ok(link)
             }
@@ -121,6 +120,23 @@ impl Nats {
                 let told = again(&error);
                 *connection = Connection::Failed { at: Instant::now(), error };
                 Err(told)
+            }
+        }
+    }
+
+    /// A connection to a server whose limit was learned just now, in the place of one that knows an
+    /// older limit. Who sends by that one goes on with it to the end of the call.
+    async fn fresh_link(&self) -> Result<Arc<Link>> {
+        let mut connection = self.link.lock().await;
+        match &*connection {
+            Connection::Made(link) if link.is_up() && link.is_fresh() => Ok(Arc::clone(link)),
+            _ if self.closed.load(Ordering::Acquire) => {
+                Err(Error::transient("the NATS sink is closed"))
+            }
+            _ => {
+                let link = Arc::new(Link::open(&self.login, self.timeout).await?);
+                *connection = Connection::Made(Arc::clone(&link));
+                Ok(link)
             }
         }
     }
@@ -237,7 +253,12 @@ impl Nats {
                 let how = if parks { Unroutable::Park } else { Unroutable::Retry };
                 publish_error(error, subject, how)
             }
-            PublishErrorKind::MaxPayloadExceeded => publish_error(error, subject, self.unroutable),
+            PublishErrorKind::MaxPayloadExceeded => self.too_large(link, error).await,
+            _ if is_beyond_the_stream(&error) => {
+                link.answered();
+                let limit = link.max_message_bytes(self.stream.as_deref(), subject).await;
+                beyond_the_stream(error, limit)
+            }
             _ => {
                 match is_answer(&error) {
                     true => link.answered(),
@@ -249,35 +270,33 @@ impl Nats {
         }
     }
 
-    /// Looks at the stream of the settings, or at the one that takes a constant subject.
-    async fn check_stream(&self, link: &Link) -> Result<()> {
-        let context = link.context();
-        let name = match (&self.stream, self.subject.constant()) {
-            (Some(name), _) => name.clone(),
-            (None, Some(subject)) => context.stream_by_subject(subject).await.map_err(|cause| {
-                let text = format!("subject: no stream takes {subject}");
-                Error::transient(text).with_source(cause)
-            })?,
-            (None, None) => {
-                // Servers of different versions tell different things; that one answers is enough.
-                let answer: serde_json::Value =
-                    context.request("INFO", &()).await.map_err(|cause| {
-                        Error::transient("JetStream does not answer; is it turned on?")
-                            .with_source(cause)
-                    })?;
-                return match answer.get("error") {
-                    Some(error) => Err(Error::transient(format!("JetStream refuses: {error}"))),
-                    None => Ok(()),
-                };
-            }
-        };
-        let stream = context.get_stream(&name).await.map_err(|cause| {
-            Error::transient(format!("stream: {name} cannot be looked at; does it exist?"))
-                .with_source(cause)
-        })?;
-        let window = stream.cached_info().config.duplicate_window;
-        let window = u64::try_from(window.as_millis()).unwrap_or(u64::MAX);
+    /// What an event beyond the server's limit meets. That may have been raised since it was
+    /// learned, so that the event is given up by a limit of just now alone.
+    async fn too_large(&self, link: &Link, error: PublishError) -> Error {
+        if link.is_fresh() {
+            return beyond_the_server(error);
+        }
+        let before = link.max_payload();
+        match self.fresh_link().await {
+            Ok(fresh) if fresh.max_payload() > before => throttled(format!(
+                "the server's max_payload was {before} and is {} now; the event is sent again",
+                fresh.max_payload()
+            )),
+            Ok(_) => beyond_the_server(error),
+            Err(error) => error,
+        }
+    }
+
+    /// Looks at the stream of the settings, or at the one that takes a constant subject. What it
+    /// may lose or repeat by its settings is logged.
+    async fn look(&self, link: &Link) -> Result<()> {
+        let named = self.stream.as_deref();
+        let found = look::stream(link.context(), named, self.subject.constant()).await?;
+        let Some(info) = found else { return Ok(()) };
+        let window = u64::try_from(info.config.duplicate_window.as_millis()).unwrap_or(u64::MAX);
         self.duplicate_window_ms.store(window, Ordering::Relaxed);
+        look::acknowledges(&info.config)?;
+        look::warn(&info, self.retries_take);
         Ok(())
     }
 }
@@ -380,10 +399,10 @@ impl fmt::Debug for Nats {
 #[async_trait]
 impl Sink for Nats {
     fn capabilities(&self) -> Capabilities {
-        let max_payload = self.max_payload.load(Ordering::Relaxed);
         let window = self.duplicate_window_ms.load(Ordering::Relaxed);
         Capabilities {
-            max_event_bytes: (max_payload > 0).then_some(max_payload),
+            // Only the sink can ask for the limit again before an event is parked by it.
+            max_event_bytes: None,
             max_batch_records: BATCH_RECORDS,
             max_batch_bytes: BATCH_BYTES,
             max_in_flight: IN_FLIGHT,
@@ -413,10 +432,11 @@ impl Sink for Nats {
         settled.into_iter().map(|(_, outcome)| outcome).collect()
     }
 
-    /// Connects, and looks at the stream. Publishes nothing.
+    /// Connects, and looks at the stream. Publishes nothing. What the stream may lose or repeat by
+    /// its settings is logged.
     async fn check(&self) -> Result<()> {
         let link = self.link().await?;
-        let looked = timeout(self.timeout, self.check_stream(&link)).await;
+        let looked = timeout(self.timeout, self.look(&link)).await;
         looked.unwrap_or_else(|_| {
             Err(Error::new(ErrorKind::Transient, "JetStream does not answer; is it turned on?"))
         })

@@ -37,6 +37,8 @@ on_both_versions! {
     another_stream_than_asked_for_takes_nothing
     a_full_stream_asks_for_patience
     an_event_above_a_limit_parks_with_the_limit_named
+    a_limit_that_was_raised_is_heard_of_without_a_restart
+    a_stream_that_does_not_acknowledge_is_no_good
     a_repetition_is_told_as_one
     what_failed_while_the_server_was_away_is_not_sent_later
     a_silent_server_is_left
@@ -116,11 +118,48 @@ async fn an_event_above_a_limit_parks_with_the_limit_named(version: Version) {
         other => panic!("{other:?}"),
     };
     assert!(permanent(&outcomes[1]).contains("65536"), "{outcomes:?}");
-    assert!(permanent(&outcomes[2]).contains("max_msg_size"), "{outcomes:?}");
+    assert!(permanent(&outcomes[2]).contains("max_msg_size of 10000 bytes"), "{outcomes:?}");
     assert!(matches!(outcomes[3], Outcome::HeldBack), "{outcomes:?}");
     let expected = [events[0].event.id(), events[4].event.id()];
     assert_eq!(ids(&stored(&context).await), expected);
-    assert_eq!(sink.capabilities().max_event_bytes, Some(65_536));
+}
+
+/// The client library learns the limit when it connects, and never again.
+async fn a_limit_that_was_raised_is_heard_of_without_a_restart(version: Version) {
+    let server = server(version, "max_payload: 64KB").await;
+    let context = admin(&server.url()).await;
+    context.create_stream(everything()).await.expect("a stream");
+    let sink = sink(&config(server.url()));
+    let event = sized("a", 1, 70_000);
+    assert_eq!(fail(&sink, &event).await.kind(), ErrorKind::Permanent);
+    server.configure("max_payload: 1MB").expect("written");
+    let reloaded = tokio::task::spawn_blocking(move || server.reload().map(|()| server));
+    let _server = reloaded.await.expect("no panic").expect("reloaded");
+    let until = tokio::time::Instant::now() + Duration::from_secs(60);
+    // What was learned a moment ago still holds; then it is asked for again, and the event waits.
+    let waits = loop {
+        let error = fail(&sink, &event).await;
+        if error.kind() != ErrorKind::Permanent {
+            break error;
+        }
+        assert!(tokio::time::Instant::now() < until, "{}", error.chain());
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    };
+    assert_eq!(waits.kind(), ErrorKind::Throttled { retry_after: None }, "{}", waits.chain());
+    assert!(waits.chain().contains("was 65536 and is 1048576 now"), "{}", waits.chain());
+    confirm(&sink, &event).await;
+    assert_eq!(ids(&stored(&context).await), [event.event.id()]);
+}
+
+/// It would never confirm anything.
+async fn a_stream_that_does_not_acknowledge_is_no_good(version: Version) {
+    let server = server(version, "").await;
+    let context = admin(&server.url()).await;
+    let silent = stream::Config { no_ack: true, ..everything() };
+    context.create_stream(silent).await.expect("a stream");
+    let named = sink(&NatsConfig { stream: Some(STREAM.into()), ..config(server.url()) });
+    let error = named.check().await.expect_err("it is told").chain();
+    assert!(error.contains("take no_ack from it"), "{error}");
 }
 
 async fn a_repetition_is_told_as_one(version: Version) {
@@ -201,11 +240,11 @@ async fn a_silent_server_is_left(version: Version) {
 async fn logins_are_told_apart(version: Version) {
     let user = KeyPair::new_user();
     let settings = format!(
-        "authorization {{ users: [ {{ nkey: {} }}, {{ user: app, password: p4ss }} ] }}",
+        "authorization {{ users: [ {{ nkey: {} }}, {{ user: app, password: \"p@ss\" }} ] }}",
         user.public_key()
     );
     let server = server(version, Box::leak(settings.into_boxed_str())).await;
-    let admin = async_nats::ConnectOptions::with_user_and_password("app".into(), "p4ss".into());
+    let admin = async_nats::ConnectOptions::with_user_and_password("app".into(), "p@ss".into());
     let admin = admin.connect(server.url()).await.expect("the server answers");
     let context = async_nats::jetstream::new(admin);
     context.create_stream(everything()).await.expect("a stream");
@@ -219,8 +258,8 @@ async fn logins_are_told_apart(version: Version) {
         nkey: Some(Secret::new(pair.seed().expect("made just now"))),
         ..base.clone()
     };
-    let in_url = config(server.url().replace("//", "//app:p4ss@"));
-    for (n, good) in [password("p4ss"), nkey(&user), in_url].iter().enumerate() {
+    let in_url = config(server.url().replace("//", "//app:p%40ss@"));
+    for (n, good) in [password("p@ss"), nkey(&user), in_url].iter().enumerate() {
         confirm(&sink(good), &one("a", n as u64)).await;
     }
     for bad in [password("wr0ng"), nkey(&KeyPair::new_user()), base.clone()] {
