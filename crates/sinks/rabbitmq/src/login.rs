@@ -24,6 +24,7 @@ pub(crate) struct Login {
     addresses: Vec<Address>,
     /// For the addresses that want it.
     tls: Option<TlsConnector>,
+    allow_plain: bool,
 }
 
 /// One server of the list.
@@ -78,11 +79,26 @@ impl Login {
             .collect::<Result<_>>()?;
         let encrypted = addresses.iter().any(|address| address.tls.is_some());
         let tls = encrypted.then(|| connector(config)).transpose()?;
-        Ok(Self { addresses, tls })
+        Ok(Self { addresses, tls, allow_plain: config.allow_plain })
     }
 
     pub(crate) fn addresses(&self) -> &[Address] {
         &self.addresses
+    }
+
+    /// A node that a server of the list names, as whom and where the list's first says. None if
+    /// the password must not go there: without TLS only where that is allowed, or on this machine.
+    pub(crate) fn beside(&self, host: &str, port: u16) -> Option<Address> {
+        let Address { tls, vhost, way, .. } = self.addresses.first()?;
+        let (host, vhost, way) = (host.to_owned(), vhost.clone(), way.clone());
+        if tls.is_none() && !self.allow_plain && !is_loopback(&host) {
+            return None;
+        }
+        let tls = match tls {
+            Some(_) => Some(ServerName::try_from(host.clone()).ok()?),
+            None => None,
+        };
+        Some(Address { host, port, tls, vhost, way })
     }
 
     pub(crate) fn tls(&self) -> Option<&TlsConnector> {
@@ -276,6 +292,17 @@ mod tests {
         for other in ["http://127.0.0.1", "127.0.0.1", "amqp://127.0.0.1?heartbeat=1"] {
             assert!(error(other).expect("refused").contains("number 1"), "{other}");
         }
+    }
+
+    /// Where a server sends a client, its password goes by the same rules.
+    #[test]
+    fn nodes_that_a_server_names_need_tls_as_well() {
+        let distant = |server: &str| login(server).expect("valid").beside("b.example", 5_552);
+        assert!(distant("amqp://127.0.0.1").is_none());
+        let encrypted = distant("amqps://u:p@127.0.0.1/v").expect("allowed");
+        assert!(encrypted.tls.is_some() && encrypted.vhost == "v");
+        let here = login("amqp://127.0.0.1").expect("valid").beside("localhost", 5_552);
+        assert_eq!(here.expect("allowed").port, 5_552);
     }
 
     #[test]

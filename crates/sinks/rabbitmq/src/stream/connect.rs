@@ -26,7 +26,7 @@ use super::chunk::{Chunk, Entry, Head};
 use super::encode::{ID_WITHIN, id_of};
 use super::error::{self, garbled, lost, silent};
 use super::incoming::Incoming;
-use super::wire::{self, Code, Frame, From, Input, OK, Request};
+use super::wire::{self, Code, Frame, From, Input, Node, OK, Request};
 use crate::line::Cutter;
 use crate::login::{Address, Login};
 use crate::reach;
@@ -70,6 +70,8 @@ pub(crate) struct Link {
     /// When something was sent last, and came last.
     sent: Instant,
     heard: Instant,
+    /// Which node it leads to, if that says so.
+    node: Option<Node>,
     /// Its place among the connections that a sink may have.
     _permit: OwnedSemaphorePermit,
 }
@@ -89,6 +91,20 @@ impl Link {
     ) -> Result<Self> {
         let to = |address| Self::to(address, login, patience, connections);
         reach::first(login, next, within, to).await
+    }
+
+    /// Connects and logs in to one server, in its time.
+    ///
+    /// # Errors
+    /// `Transient`.
+    pub(crate) async fn open_to(
+        address: &Address,
+        login: &Login,
+        within: Duration,
+        patience: Duration,
+        connections: &Arc<Semaphore>,
+    ) -> Result<Self> {
+        reach::in_time(within, Self::to(address, login, patience, connections)).await
     }
 
     async fn to(
@@ -132,6 +148,7 @@ impl Link {
             heartbeat: Duration::from_secs(u64::from(u16::MAX)),
             sent: Instant::now(),
             heard: Instant::now(),
+            node: None,
             _permit: permit,
         }
     }
@@ -168,7 +185,10 @@ impl Link {
         self.heartbeat = Duration::from_secs(u64::from(heartbeat_s));
         wire::tune(&mut self.outgoing, frame_max, heartbeat_s);
         self.flush().await?;
-        self.begin(Request::Open { vhost: &address.vhost }).await
+        let open = Request::Open { vhost: &address.vhost };
+        let opened = self.ask(open, |input| Some(wire::node(input))).await?;
+        self.node = opened.map_err(error::connect_error)?;
+        Ok(())
     }
 
     /// A request of the login, which is refused only for what the login or the server is.
@@ -227,6 +247,17 @@ impl Link {
         };
         let request = Request::Partitions { super_stream };
         self.ask(request, owned).await?.map_err(Refusal::Answer)
+    }
+
+    /// The node that leads a stream.
+    pub(crate) async fn leader(&mut self, stream: &str) -> Result<Node, Refusal> {
+        let asked = self.ask(Request::Metadata { stream }, wire::leader).await?;
+        asked.and_then(|leader| leader).map_err(Refusal::Answer)
+    }
+
+    /// Whether it leads to a node, for all that is known.
+    pub(crate) fn is_to(&self, node: &Node) -> bool {
+        self.node.as_ref().is_none_or(|own| own == node)
     }
 
     /// Begins to read a stream; the chunks come by [`chunk`](Self::chunk).

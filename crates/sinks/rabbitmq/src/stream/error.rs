@@ -23,7 +23,7 @@ use super::connect::Refusal;
 use super::lane::{FEWER, MAX_CONNECTIONS};
 use super::wire::{
     ACCESS_REFUSED, Code, FRAME_TOO_LARGE, LOGIN_REFUSED, LOGIN_REFUSED_LOOPBACK, NO_MECHANISM,
-    NO_PUBLISHER, NO_STREAM, NOT_AVAILABLE, VHOST_REFUSED,
+    NO_PUBLISHER, NO_STREAM, NOT_AVAILABLE, Node, VHOST_REFUSED,
 };
 use crate::config::Unroutable;
 use crate::error::throttled;
@@ -138,6 +138,15 @@ pub(crate) fn too_many_streams(stream: &str, streams: usize) -> Error {
     throttled(format!(
         "the super stream {stream:?} has {streams} streams, and a sink has {MAX_CONNECTIONS} \
          connections at most, of which each partition needs one for each stream; {FEWER}"
+    ))
+}
+
+/// The node that leads a stream is not to be had.
+pub(crate) fn leader_out_of_reach(stream: &str, (host, port): &Node) -> Error {
+    throttled(format!(
+        "the stream {stream:?} is led by the node at {host}:{port}, which is not behind the servers \
+         of the list and cannot be reached there; name it in servers, or let it advertise what can \
+         be reached (stream.advertised_host)"
     ))
 }
 

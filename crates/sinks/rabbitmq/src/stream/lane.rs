@@ -30,7 +30,7 @@ use super::connect::{Link, Refusal};
 use super::error::{self, Doing};
 use super::numbers::Numbers;
 use super::seen::Seen;
-use super::wire::{From, MESSAGE_OVERHEAD, PUBLISH_OVERHEAD};
+use super::wire::{From, MESSAGE_OVERHEAD, Node, PUBLISH_OVERHEAD};
 use crate::config::Unroutable;
 use crate::login::Login;
 
@@ -38,6 +38,9 @@ use crate::login::Login;
 /// have been removed by the stream's own limits.
 const MOST_MISSED: u32 = 3;
 
+/// So often the leader's node is looked for behind one address before the call fails: of three nodes
+/// it is missed once in 25 times.
+const LEADER_TRIES: usize = 8;
 /// Most connections that a sink has at a time: a partition has one for each stream that it publishes
 /// to. Each is a process and a file at the server, and up to 3 MiB here.
 pub(crate) const MAX_CONNECTIONS: usize = 256;
@@ -63,6 +66,42 @@ impl Shared {
     pub(crate) async fn connect(&self) -> Result<Link> {
         let (within, patience) = (self.connect_timeout, self.timeout);
         Link::open(&self.login, &self.next_server, within, patience, &self.connections).await
+    }
+}
+
+impl Shared {
+    /// A connection to the node that leads a stream: only that one knows all that is stored. It is
+    /// looked for behind the servers of the list, of which one may stand for many nodes, and once
+    /// where it says itself that it is.
+    pub(crate) async fn connect_to_leader(&self, stream: &str) -> Result<Link, Refusal> {
+        let mut is_told = true;
+        let mut tries = 0;
+        loop {
+            let mut link = self.connect().await?;
+            let leader = link.leader(stream).await?;
+            if link.is_to(&leader) {
+                return Ok(link);
+            }
+            link.close().await;
+            if std::mem::take(&mut is_told)
+                && let Ok(link) = self.connect_to(&leader).await
+                && link.is_to(&leader)
+            {
+                return Ok(link);
+            }
+            tries += 1;
+            if tries >= LEADER_TRIES.max(self.login.addresses().len()) {
+                return Err(error::leader_out_of_reach(stream, &leader).into());
+            }
+        }
+    }
+
+    async fn connect_to(&self, (host, port): &Node) -> Result<Link> {
+        let none = || postrider_core::Error::transient("connect to RabbitMQ: not to this node");
+        let port = u16::try_from(*port).map_err(|_| none())?;
+        let address = self.login.beside(host, port).ok_or_else(none)?;
+        let (within, patience) = (self.connect_timeout, self.timeout);
+        Link::open_to(&address, &self.login, within, patience, &self.connections).await
     }
 }
 
@@ -120,7 +159,9 @@ impl Lane {
         {
             return Ok(link);
         }
-        let mut link = shared.connect().await?;
+        let connected = shared.connect_to_leader(&self.stream).await;
+        let mut link =
+            connected.map_err(|refusal| self.refused(shared, refusal, Doing::Publish))?;
         let declared = link.declare(&self.reference, &self.stream).await;
         declared.map_err(|refusal| self.refused(shared, refusal, Doing::Publish))?;
         let mut unknown = self.unknown.iter();

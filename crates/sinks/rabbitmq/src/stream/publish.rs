@@ -423,14 +423,17 @@ impl Sink for RabbitMqStream {
     async fn check(&self) -> Result<()> {
         *lock(&self.streams) = None;
         let streams = self.streams().await?;
-        let mut link = self.shared.connect().await?;
+        let how = self.shared.unroutable;
         for stream in streams.iter() {
+            self.make_room();
+            let link = self.shared.connect_to_leader(stream).await;
+            let mut link =
+                link.map_err(|refusal| error::refused(refusal, stream, Doing::Publish, how))?;
             // It asks for a reference that nobody has, and takes over from nobody.
             let asked = link.sequence(CHECK, stream).await;
-            let how = self.shared.unroutable;
             asked.map_err(|refusal| error::refused(refusal, stream, Doing::Read, how))?;
+            link.close().await;
         }
-        link.close().await;
         Ok(())
     }
 

@@ -22,6 +22,7 @@ const SUBSCRIBE: u16 = 0x07;
 const DELIVER: u16 = 0x08;
 const CREDIT: u16 = 0x09;
 const UNSUBSCRIBE: u16 = 0x0c;
+const METADATA: u16 = 0x0f;
 const METADATA_UPDATE: u16 = 0x10;
 const PEER_PROPERTIES: u16 = 0x11;
 const SASL_HANDSHAKE: u16 = 0x12;
@@ -57,6 +58,7 @@ pub(crate) enum Request<'a> {
     SaslHandshake,
     SaslAuthenticate { mechanism: &'a str, data: &'a [u8] },
     Open { vhost: &'a str },
+    Metadata { stream: &'a str },
     Partitions { super_stream: &'a str },
     DeclarePublisher { publisher: u8, reference: &'a str, stream: &'a str },
     QuerySequence { reference: &'a str, stream: &'a str },
@@ -95,6 +97,10 @@ impl Request<'_> {
                 into.put_slice(data);
             }
             Self::Open { vhost } => text(into, vhost),
+            Self::Metadata { stream } => {
+                into.put_u32(1);
+                text(into, stream);
+            }
             Self::Partitions { super_stream } => text(into, super_stream),
             Self::DeclarePublisher { publisher, reference, stream } => {
                 into.put_u8(publisher);
@@ -132,6 +138,7 @@ impl Request<'_> {
             Self::SaslHandshake => SASL_HANDSHAKE,
             Self::SaslAuthenticate { .. } => SASL_AUTHENTICATE,
             Self::Open { .. } => OPEN,
+            Self::Metadata { .. } => METADATA,
             Self::Partitions { .. } => PARTITIONS,
             Self::DeclarePublisher { .. } => DECLARE_PUBLISHER,
             Self::QuerySequence { .. } => QUERY_SEQUENCE,
@@ -269,12 +276,50 @@ pub(crate) fn read(frame: &[u8]) -> Option<Frame<'_>> {
             Frame::Close { reason: input.text()?.to_owned() }
         }
         key if key == RESPONSE | CREDIT => Frame::Other,
+        // It has a code for each stream instead.
+        key if key == RESPONSE | METADATA => {
+            Frame::Response { number: input.u32()?, code: OK, rest: input }
+        }
         // Version 3.10 answers this one without the bit of a response.
         key if key == PARTITIONS || key & RESPONSE != 0 => {
             Frame::Response { number: input.u32()?, code: input.u16()?, rest: input }
         }
         _ => Frame::Other,
     })
+}
+
+/// A node of a cluster, by the host and port that it tells clients.
+pub(crate) type Node = (String, u32);
+
+/// Which node has answered, of what it says of itself when a connection is open.
+pub(crate) fn node(input: &mut Input<'_>) -> Option<Node> {
+    let (mut host, mut port) = (None, None);
+    for _ in 0..input.u32()? {
+        match (input.text()?, input.text()?) {
+            ("advertised_host", text) => host = Some(text.to_owned()),
+            ("advertised_port", text) => port = text.parse().ok(),
+            _ => {}
+        }
+    }
+    Some((host?, port?))
+}
+
+/// The node that leads a stream, of the answer for that stream alone; or what is wrong with it.
+pub(crate) fn leader(input: &mut Input<'_>) -> Option<Result<Node, Code>> {
+    let nodes = (0..input.u32()?).map(|_| {
+        let number = input.u16()?;
+        Some((number, (input.text()?.to_owned(), input.u32()?)))
+    });
+    let nodes: Vec<(u16, Node)> = nodes.collect::<Option<_>>()?;
+    if input.u32()? == 0 {
+        return Some(Err(NO_STREAM));
+    }
+    let (_name, code, leader) = (input.text()?, input.u16()?, input.u16()?);
+    if code != OK {
+        return Some(Err(code));
+    }
+    let leader = nodes.into_iter().find(|(number, _)| *number == leader);
+    Some(leader.map(|(_, node)| node).ok_or(NOT_AVAILABLE))
 }
 
 /// Bytes from outside that are still to be read.
@@ -329,6 +374,22 @@ mod tests {
         assert_eq!(bytes.len(), PUBLISH_OVERHEAD + MESSAGE_OVERHEAD + 2);
         let expected = b"\0\0\0\x17\0\x02\0\x01\x01\0\0\0\x01\0\0\0\0\0\0\x01\x02\0\0\0\x02xy";
         assert_eq!(&bytes[..], expected);
+    }
+
+    #[test]
+    fn the_leader_of_a_stream_is_told_by_its_number() {
+        let nodes = b"\0\0\0\x02\0\x03\0\x01a\0\0\x15\xb0\0\x07\0\x01b\0\0\x15\xb1";
+        let answer = |rest: &[u8]| leader(&mut Input(&[&nodes[..], rest].concat()));
+        let led = b"\0\0\0\x01\0\x01s\0\x01\0\x07\0\0\0\0";
+        assert_eq!(answer(led), Some(Ok(("b".to_owned(), 5_553))));
+        let none = b"\0\0\0\x01\0\x01s\0\x01\xff\xff\0\0\0\0";
+        assert_eq!(answer(none), Some(Err(NOT_AVAILABLE)));
+        let missing = b"\0\0\0\x01\0\x01s\0\x02\xff\xff\0\0\0\0";
+        assert_eq!(answer(missing), Some(Err(NO_STREAM)));
+        assert_eq!(answer(b"\0\0\0\x01\0\x01s\0"), None);
+        let said = b"\0\0\0\x02\0\x0fadvertised_port\0\x045552\0\x0fadvertised_host\0\x01a";
+        assert_eq!(node(&mut Input(said)), Some(("a".to_owned(), 5_552)));
+        assert_eq!(node(&mut Input(b"\0\0\0\0")), None);
     }
 
     #[test]
