@@ -20,6 +20,7 @@ use rdkafka::config::{FromClientConfigAndContext, RDKafkaLogLevel};
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::message::{DeliveryResult, OwnedHeaders};
 use rdkafka::producer::{BaseRecord, Producer, ProducerContext, PurgeConfig, ThreadedProducer};
+use tokio::sync::mpsc::UnboundedSender;
 use tokio::sync::oneshot;
 
 use crate::error::create_error;
@@ -37,6 +38,58 @@ const MAX_KNOWN_TOPICS: usize = 4_096;
 
 /// What the broker, or the client, says of one record: nothing if it is confirmed.
 pub(crate) type Answer = std::result::Result<(), RDKafkaErrorCode>;
+
+/// One of many records, and its answer.
+pub(crate) type Told = (usize, Answer);
+
+/// By which one of many records is told apart when it is answered. One that is dropped instead,
+/// with its producer, is answered by that.
+pub(crate) struct Ticket {
+    place: usize,
+    tell: Option<UnboundedSender<Told>>,
+}
+
+impl Ticket {
+    pub(crate) fn new(place: usize, tell: UnboundedSender<Told>) -> Self {
+        Self { place, tell: Some(tell) }
+    }
+
+    fn tell(&mut self, answer: Answer) {
+        if let Some(tell) = self.tell.take() {
+            // Nobody may wait any more.
+            let _ = tell.send((self.place, answer));
+        }
+    }
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        self.tell(Err(RDKafkaErrorCode::PurgeInflight));
+    }
+}
+
+/// Whom a record's answer is told.
+pub(crate) enum Teller {
+    Alone(oneshot::Sender<Answer>),
+    OfMany(Ticket),
+}
+
+impl Teller {
+    fn tell(self, answer: Answer) {
+        match self {
+            // Nobody may wait any more.
+            Self::Alone(teller) => drop(teller.send(answer)),
+            Self::OfMany(mut ticket) => ticket.tell(answer),
+        }
+    }
+
+    /// Nothing comes of it.
+    fn forget(&mut self) {
+        if let Self::OfMany(ticket) = self {
+            ticket.tell = None;
+        }
+    }
+}
 
 /// A record on its way to the client.
 pub(crate) struct Letter<'a> {
@@ -102,9 +155,9 @@ impl ClientContext for Ear {
 }
 
 impl ProducerContext for Ear {
-    type DeliveryOpaque = Box<oneshot::Sender<Answer>>;
+    type DeliveryOpaque = Box<Teller>;
 
-    fn delivery(&self, result: &DeliveryResult<'_>, waiting: Self::DeliveryOpaque) {
+    fn delivery(&self, result: &DeliveryResult<'_>, teller: Self::DeliveryOpaque) {
         let answer = match result {
             Ok(_) => {
                 self.is_well();
@@ -112,8 +165,7 @@ impl ProducerContext for Ear {
             }
             Err((error, _)) => Err(error.rdkafka_error_code().unwrap_or(RDKafkaErrorCode::Unknown)),
         };
-        // Nobody may wait any more.
-        let _ = waiting.send(answer);
+        teller.tell(answer);
     }
 }
 
@@ -196,16 +248,37 @@ impl Link {
         &self,
         letter: Letter<'_>,
     ) -> std::result::Result<oneshot::Receiver<Answer>, RDKafkaErrorCode> {
-        let (waiting, answer) = oneshot::channel();
-        let mut record = BaseRecord::with_opaque_to(letter.topic, Box::new(waiting))
+        let (teller, answer) = oneshot::channel();
+        self.hand(letter, Teller::Alone(teller)).map(|()| answer)
+    }
+
+    /// [`Self::send`] for one of many, whose answers come to one place.
+    ///
+    /// # Errors
+    /// The client's own refusal; then no answer comes.
+    pub(crate) fn send_for(
+        &self,
+        letter: Letter<'_>,
+        ticket: Ticket,
+    ) -> std::result::Result<(), RDKafkaErrorCode> {
+        self.hand(letter, Teller::OfMany(ticket))
+    }
+
+    fn hand(
+        &self,
+        letter: Letter<'_>,
+        teller: Teller,
+    ) -> std::result::Result<(), RDKafkaErrorCode> {
+        let mut record = BaseRecord::with_opaque_to(letter.topic, Box::new(teller))
             .key(letter.key.as_bytes())
             .payload(letter.value)
             .headers(letter.headers);
         record.timestamp = letter.time_ms;
         record.partition = letter.partition;
-        let sent = self.producer().send(record);
-        sent.map(|()| answer)
-            .map_err(|(error, _)| error.rdkafka_error_code().unwrap_or(RDKafkaErrorCode::Unknown))
+        self.producer().send(record).map_err(|(error, mut back)| {
+            back.delivery_opaque.forget();
+            error.rdkafka_error_code().unwrap_or(RDKafkaErrorCode::Unknown)
+        })
     }
 
     /// Whether no broker can be reached, and what the client complained about last.
@@ -249,5 +322,34 @@ impl Drop for Link {
         let producer = self.producer.take();
         // If no thread can be started, it ends here.
         let _ = thread::Builder::new().name("kafka end".to_owned()).spawn(move || drop(producer));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::sync::mpsc;
+
+    #[test]
+    fn a_record_that_the_client_refuses_is_not_answered_and_one_that_it_drops_is() {
+        let mut config = ClientConfig::new();
+        config.set("bootstrap.servers", "127.0.0.1:1").set("queue.buffering.max.messages", "1");
+        let link = Link::open(&config).expect("it connects later");
+        let (tell, mut told) = mpsc::unbounded_channel();
+        let letter = || Letter {
+            topic: "orders",
+            partition: None,
+            key: "k",
+            value: b"{}",
+            headers: OwnedHeaders::new(),
+            time_ms: None,
+        };
+        link.send_for(letter(), Ticket::new(0, tell.clone())).expect("there is a place");
+        let refused = link.send_for(letter(), Ticket::new(1, tell));
+        assert_eq!(refused, Err(RDKafkaErrorCode::QueueFull));
+        assert!(told.try_recv().is_err(), "who was refused may try again");
+        drop(link);
+        assert!(matches!(told.blocking_recv(), Some((0, Err(_)))));
+        assert_eq!(told.blocking_recv(), None);
     }
 }

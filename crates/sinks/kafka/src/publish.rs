@@ -1,7 +1,8 @@
 //! The sink itself.
 //!
-//! What lives here: `Kafka`, its producers from call to call, and the way of a key's events. What
-//! does not: the mapping of answers to kinds (`error.rs`).
+//! What lives here: `Kafka`, its producers from call to call, and what a refusal means for an event.
+//! What does not: a call's events on their way (`call.rs`), and the mapping of answers to kinds
+//! (`error.rs`).
 //! Invariant: of one key at most one event is under way, so that none overtakes one that fails,
 //! whatever the client tries again by itself. Different keys don't wait for each other. With
 //! transactions (`transact.rs`) that is so for each partition's transactions instead.
@@ -14,12 +15,13 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use futures_util::future::join_all;
-use postrider_core::{Capabilities, Chain, Error, Key, Outcome, Publish, Record, Result, Sink};
+use postrider_core::{Capabilities, Chain, Error, Outcome, Publish, Record, Result, Sink};
 use postrider_encoding::{Encoder, EventSource, Message, Template};
 use rdkafka::error::RDKafkaErrorCode as Code;
 use tokio::sync::Mutex;
 use tokio::time::{Instant, sleep, timeout};
 
+use crate::call::{self, Call, Refused, Waiting, by_key};
 use crate::config::{KafkaConfig, RecordTime, Unroutable};
 use crate::connect::{Answer, Letter, Link};
 use crate::encode::{headers, topic, why_no_topic};
@@ -40,9 +42,9 @@ const IN_FLIGHT: usize = 4;
 /// Topics looked for at a time.
 const LOOKS: usize = 16;
 /// How soon a full queue is tried again.
-const QUEUE_POLL: Duration = Duration::from_millis(5);
+pub(crate) const QUEUE_POLL: Duration = Duration::from_millis(5);
 /// The client looks once a second for events whose time is over; this much later it will not.
-const GRACE: Duration = Duration::from_secs(5);
+pub(crate) const GRACE: Duration = Duration::from_secs(5);
 
 /// Publishes each event to a Kafka topic and waits until every in-sync replica has it.
 ///
@@ -55,10 +57,10 @@ const GRACE: Duration = Duration::from_secs(5);
 pub struct Kafka {
     login: Arc<Login>,
     topic: Template,
-    encoder: Encoder,
+    pub(crate) encoder: Encoder,
     record_time: RecordTime,
     unroutable: Unroutable,
-    timeout: Duration,
+    pub(crate) timeout: Duration,
     full: Mutex<Option<Arc<Link>>>,
     /// For events that were refused together with others.
     alone: Mutex<Option<Arc<Link>>>,
@@ -173,50 +175,27 @@ impl Kafka {
         }
     }
 
-    /// Sends a key's events of one call, in order, up to the first that fails, for as long as the
-    /// call may send.
-    async fn chain(&self, call: &Call<'_>, places: &[usize]) -> Vec<Outcome> {
-        let mut outcomes = Vec::with_capacity(places.len());
-        for place in places {
-            let first = outcomes.is_empty();
-            if !first && Instant::now() >= call.until {
-                break;
-            }
-            let outcome = match self.send(call, *place).await {
-                Ok(()) => Outcome::Confirmed,
-                Err(error) => Outcome::Failed(error),
-            };
-            let failed = matches!(outcome, Outcome::Failed(_));
-            outcomes.push(outcome);
-            if failed {
-                break;
-            }
-        }
-        outcomes.resize_with(places.len(), || Outcome::HeldBack);
-        outcomes
+    /// The producer for events that may go together with others.
+    pub(crate) async fn link_for_many(&self) -> Result<Arc<Link>> {
+        self.link(Batches::Full).await
     }
 
-    /// Sends one event and waits for its confirmation.
-    async fn send(&self, call: &Call<'_>, place: usize) -> Result<()> {
+    /// What becomes of an event that was not confirmed: one for which others may be to blame is
+    /// sent once more, alone.
+    pub(crate) async fn refused(&self, call: &Call<'_>, refused: Refused) -> (usize, Result<()>) {
+        (refused.place, self.alone(call, refused).await)
+    }
+
+    async fn alone(&self, call: &Call<'_>, refused: Refused) -> Result<()> {
+        let Refused { place, link, code } = refused;
         let (Some(record), Some(topic)) = (call.records.get(place), call.topics.get(place)) else {
             return Err(Error::transient("the call has no such event"));
         };
         let topic = topic.as_deref().map_err(again)?;
-        if let Some(error) = call.wrong.get(topic) {
-            return Err(again(error));
-        }
-        let message = self.encoder.encode(record);
-        // The producer of the call's begin may have given up.
-        let link = match call.link.is_up() {
-            true => Arc::clone(&call.link),
-            false => self.link(Batches::Full).await?,
-        };
-        let answer = self.answer(&link, record, topic, &message, call.until).await;
-        let Err(code) = answer else { return Ok(()) };
         if !may_be_anothers(code) {
             return Err(self.failure(&link, topic, code));
         }
-        // It was refused together with others, or because of them.
+        let message = self.encoder.encode(record);
         let link = self.link(Batches::Alone).await?;
         let answer = self.answer(&link, record, topic, &message, call.until).await;
         let Err(code) = answer else { return Ok(()) };
@@ -226,6 +205,23 @@ impl Kafka {
         let _one_at_a_time = self.asking.lock().await;
         let limit = look::limit(self.login.admin(), topic, self.login.patience()).await;
         Err(too_large(topic, bytes(record, &message), limit.as_deref()))
+    }
+
+    /// An event as the client takes it.
+    pub(crate) fn letter<'l>(
+        &self,
+        record: &'l Record,
+        topic: &'l str,
+        message: &'l Message,
+    ) -> Letter<'l> {
+        Letter {
+            topic,
+            partition: None,
+            key: record.event.key().as_str(),
+            value: &message.body,
+            headers: headers(record, message),
+            time_ms: self.time_ms(record),
+        }
     }
 
     /// Hands an event to the client and waits for what becomes of it.
@@ -238,21 +234,13 @@ impl Kafka {
         until: Instant,
     ) -> Answer {
         let answer = loop {
-            let letter = Letter {
-                topic,
-                partition: None,
-                key: record.event.key().as_str(),
-                value: &message.body,
-                headers: headers(record, message),
-                time_ms: self.time_ms(record),
-            };
-            match link.send(letter) {
+            match link.send(self.letter(record, topic, message)) {
                 Ok(answer) => break answer,
                 Err(Code::QueueFull) if Instant::now() < until => sleep(QUEUE_POLL).await,
                 Err(code) => return Err(code),
             }
         };
-        let mut waiting = Waiting { link, answered: false };
+        let mut waiting = Waiting { link: Arc::clone(link), answered: false };
         let answer = timeout(self.timeout + GRACE, answer).await;
         waiting.answered = answer.is_ok();
         match answer {
@@ -302,33 +290,7 @@ impl Kafka {
 }
 
 /// What is wrong with some topics.
-type Wrong = HashMap<String, Error>;
-
-/// What the events of one call have in common.
-struct Call<'a> {
-    link: Arc<Link>,
-    records: &'a [Record],
-    /// The topic of each.
-    topics: Vec<Result<String>>,
-    /// What is wrong with some topics.
-    wrong: Wrong,
-    until: Instant,
-}
-
-/// An event that was handed to the client. Who no longer waits for its answer must not have it
-/// sent later.
-struct Waiting<'a> {
-    link: &'a Link,
-    answered: bool,
-}
-
-impl Drop for Waiting<'_> {
-    fn drop(&mut self) {
-        if !self.answered {
-            self.link.retire();
-        }
-    }
-}
+pub(crate) type Wrong = HashMap<String, Error>;
 
 /// About how many bytes an event's record has.
 fn bytes(record: &Record, message: &Message) -> usize {
@@ -352,7 +314,7 @@ fn forget_failed(link: &Link, notes: &str, topics: &[Result<String>], outcomes: 
 }
 
 /// The same error for somebody else.
-fn again(error: &Error) -> Error {
+pub(crate) fn again(error: &Error) -> Error {
     Error::new(error.kind(), error.chain())
 }
 
@@ -365,20 +327,6 @@ fn none_sent(records: &[Record], error: &Error) -> Vec<Outcome> {
         }
     }
     outcomes
-}
-
-/// The records' places by key, each key's in order.
-fn by_key(records: &[Record]) -> Vec<Vec<usize>> {
-    let mut chains: Vec<Vec<usize>> = Vec::new();
-    let mut chain_of: HashMap<&Key, usize> = HashMap::with_capacity(records.len());
-    for (place, record) in records.iter().enumerate() {
-        let chain = *chain_of.entry(record.event.key()).or_insert_with(|| {
-            chains.push(Vec::new());
-            chains.len() - 1
-        });
-        chains[chain].push(place);
-    }
-    chains
 }
 
 impl fmt::Debug for Kafka {
@@ -425,13 +373,7 @@ impl Sink for Kafka {
             return sent;
         }
         let call = Call { link, records, topics, wrong, until };
-        let chains = by_key(records);
-        let settled = join_all(chains.iter().map(|places| self.chain(&call, places))).await;
-        let places = chains.iter().flatten().copied();
-        let mut settled: Vec<(usize, Outcome)> =
-            places.zip(settled.into_iter().flatten()).collect();
-        settled.sort_unstable_by_key(|(place, _)| *place);
-        settled.into_iter().map(|(_, outcome)| outcome).collect()
+        call::send(self, &call).await
     }
 
     /// Looks at the brokers, and at the topic if it is the same for all events. Publishes nothing.
