@@ -1,10 +1,11 @@
 //! Benchmarks of Postrider: `cargo xtask bench NAME`.
 //!
 //! What lives here: the command line. What does not: how figures are judged (`figure.rs`) and what
-//! is measured (`relay/`, `postgres/`, `wal/`, `cosmos/`, `servicebus.rs`, `sinks/`).
+//! is measured (`relay/`, `postgres/`, `wal/`, `cosmos/`, `servicebus.rs`, `sinks/`, `end_to_end/`).
 //! Invariant: a goal is judged on a median, and a ratio's baseline is taken in the same run.
 
 mod cosmos;
+mod end_to_end;
 mod figure;
 mod postgres;
 mod relay;
@@ -65,6 +66,9 @@ enum Bench {
     /// NATS JetStream, RabbitMQ, Kafka and Redis Streams as sinks: a relay from memory against the
     /// same client library that sends the same messages in a tight loop; round trips.
     Sinks,
+    /// PostgreSQL's write-ahead log into NATS JetStream and Kafka: draining, from commit to
+    /// confirmation, what was lost or came again; against mq-bridge where it is installed.
+    EndToEnd(end_to_end::Args),
     /// Part of `relay`: drains a database and prints its own peak memory.
     #[command(hide = true)]
     Drain {
@@ -75,7 +79,7 @@ enum Bench {
         /// How many events it holds.
         events: u64,
     },
-    /// Part of `postgres-wal`: a relay in a process of its own, which tells what it took.
+    /// Part of `postgres-wal` and `end-to-end`: a relay in a process of its own, which tells what it took.
     #[command(hide = true)]
     WalDrain(wal::DrainArgs),
 }
@@ -111,6 +115,11 @@ fn main() -> Result<std::process::ExitCode> {
         Bench::Sinks => {
             let mut report = Report::new("sinks", cli.json, cli.figure);
             sinks::run(&mut report, cli.runs, cli.smoke)?;
+            Ok(report.end(cli.check && !cli.smoke))
+        }
+        Bench::EndToEnd(args) => {
+            let mut report = Report::new("end-to-end", cli.json, cli.figure);
+            end_to_end::run(&mut report, &args, cli.runs, cli.smoke)?;
             Ok(report.end(cli.check && !cli.smoke))
         }
         Bench::WalDrain(args) => {

@@ -115,6 +115,11 @@ pub(crate) fn relay_from(
 /// This process's peak memory in KiB, as Linux counts it.
 pub(crate) fn peak_kib() -> Result<u64> {
     let status = std::fs::read_to_string("/proc/self/status").context("read /proc/self/status")?;
+    peak_in(&status)
+}
+
+/// The same of any process, from its file of that name.
+pub(crate) fn peak_in(status: &str) -> Result<u64> {
     let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
     let kib = peak.context("the system does not tell the peak memory")?;
     Ok(kib.trim().trim_end_matches(" kB").parse()?)
@@ -145,7 +150,17 @@ async fn wait_published(status: &RelayStatus, events: u64) -> Result<()> {
     Ok(())
 }
 
-#[expect(clippy::cast_precision_loss, reason = "counts here are far below 2^53")]
 pub(crate) fn per_second(events: u64, took: Duration) -> f64 {
-    events as f64 / took.as_secs_f64()
+    as_f64(events) / took.as_secs_f64()
+}
+
+#[expect(clippy::cast_precision_loss, reason = "counts here are far below 2^53")]
+pub(crate) fn as_f64(count: u64) -> f64 {
+    count as f64
+}
+
+/// The processors' time that this process has used, all threads together.
+pub(crate) fn cpu() -> Duration {
+    let used = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+    Duration::try_from(used).unwrap_or_default()
 }

@@ -22,7 +22,7 @@ use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::message::{DeliveryResult, Header, OwnedHeaders};
 use rdkafka::producer::{BaseRecord, Producer, ProducerContext, ThreadedProducer};
 
-use super::{Broker, Setting, timed};
+use super::{Broker, Cost, Setting, timed};
 
 const PARTITIONS: i32 = 4;
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -99,7 +99,7 @@ impl Broker for Topics {
         Ok(Arc::new(postrider_sink_kafka::Kafka::new(&config)?))
     }
 
-    async fn send(&self, name: &str, events: &[Event]) -> Result<Duration> {
+    async fn send(&self, name: &str, events: &[Event]) -> Result<Cost> {
         let mut config = self.client();
         config.set("enable.idempotence", "true").set("partitioner", "murmur2_random");
         let producer: ThreadedProducer<Counter> = config.create_with_context(Counter::default())?;

@@ -23,7 +23,7 @@ use postrider_store_memory::MemoryStore;
 use uuid::Uuid;
 
 use crate::figure::{Goal, Report, Samples};
-use crate::world::{Maker, clock, drain, per_second, relay, runtime};
+use crate::world::{Maker, as_f64, clock, cpu, drain, per_second, relay, runtime};
 
 /// Keys that the events are dealt out to: more than a call of the relay has events, so that each
 /// key comes once in it.
@@ -55,12 +55,31 @@ trait Broker: Send + Sync {
     /// A sink that sends to it by this port.
     fn sink(&self, name: &str, port: u16) -> Result<Arc<dyn Sink>>;
 
-    /// Makes the messages of the events, then sends them in a tight pipelined loop; how long the
-    /// sending took.
-    async fn send(&self, name: &str, events: &[Event]) -> Result<Duration>;
+    /// Makes the messages of the events, then sends them in a tight pipelined loop; what the
+    /// sending cost.
+    async fn send(&self, name: &str, events: &[Event]) -> Result<Cost>;
 
     /// How many messages it holds. It is gone afterwards.
     async fn end(&self, name: &str) -> Result<u64>;
+}
+
+/// What sending costs.
+#[derive(Debug, Clone, Copy)]
+struct Cost {
+    took: Duration,
+    /// The processors' time of this process, which the server is not part of.
+    cpu: Duration,
+}
+
+impl Cost {
+    fn rate(self, events: u64) -> f64 {
+        per_second(events, self.took)
+    }
+
+    /// In microseconds of a processor.
+    fn of_each(self, events: u64) -> f64 {
+        self.cpu.as_secs_f64() * 1e6 / as_f64(events)
+    }
 }
 
 type Start = fn(Setting) -> Result<Box<dyn Broker>>;
@@ -91,9 +110,11 @@ pub(crate) fn run(report: &mut Report, runs: usize, smoke: bool) -> Result<()> {
             if report.wants(&figure) {
                 let measured = measure(start(setting)?, events, runs)?;
                 match goal {
-                    Some(goal) => report.ratio(&figure, &measured.pairs, "events/s", goal),
-                    None => report.ratio_without_goal(&figure, &measured.pairs, "events/s"),
+                    Some(goal) => report.ratio(&figure, &measured.rates, "events/s", goal),
+                    None => report.ratio_without_goal(&figure, &measured.rates, "events/s"),
                 }
+                let cpu = format!("{name}, {kept}, processor time an event");
+                report.ratio_without_goal(&cpu, &measured.cpus, "us");
                 let trips = format!("{name}, {kept}, round trips per 1,000 events");
                 report.absolute(&trips, &Samples(vec![measured.round_trips]), "", None);
             }
@@ -102,8 +123,13 @@ pub(crate) fn run(report: &mut Report, runs: usize, smoke: bool) -> Result<()> {
     Ok(())
 }
 
+/// Pairs of the relay and its baseline.
+#[derive(Default)]
 struct Measured {
-    pairs: Vec<(f64, f64)>,
+    /// Events a second.
+    rates: Vec<(f64, f64)>,
+    /// Microseconds of a processor for each event.
+    cpus: Vec<(f64, f64)>,
     round_trips: f64,
 }
 
@@ -111,42 +137,50 @@ fn measure(broker: Box<dyn Broker>, events: u64, runs: usize) -> Result<Measured
     let runtime = runtime()?;
     let maker = Maker::new()?;
     let mut made = (1_u128..).map(|id| EventId::from_uuid(Uuid::from_u128(id)));
-    let mut pairs = Vec::new();
+    let mut measured = Measured::default();
     for run in 0..=runs {
         let own = maker.dealt(0, events, KEYS)?;
         let own: Vec<Event> =
             own.into_iter().filter_map(|new| made.next().map(|id| new.identified(|| id))).collect();
-        let alone = runtime.block_on(async {
-            let name = format!("alone-{run}");
-            broker.make(&name).await?;
-            let took = broker.send(&name, &own).await?;
-            finish(broker.as_ref(), &name, events).await?;
-            anyhow::Ok(per_second(events, took))
-        })?;
-        drop(own);
+        let alone = || runtime.block_on(alone(broker.as_ref(), &own, run));
+        let before = if run % 2 == 1 { Some(alone()?) } else { None };
         let port = broker.address().port();
         let relayed = runtime.block_on(relayed(broker.as_ref(), &maker, events, run, port))?;
+        let alone = match before {
+            Some(before) => before,
+            None => alone()?,
+        };
         // The first pair finds everything cold.
         if run > 0 || runs == 1 {
-            pairs.push((relayed, alone));
+            measured.rates.push((relayed.rate(events), alone.rate(events)));
+            measured.cpus.push((relayed.of_each(events), alone.of_each(events)));
         }
     }
     let counted = events.min(COUNTED);
     let proxy = Proxy::start(broker.address())?;
     let run = runs + 1;
     runtime.block_on(relayed(broker.as_ref(), &maker, counted, run, proxy.port()))?;
-    let round_trips = per_thousand(proxy.round_trips(), counted);
-    Ok(Measured { pairs, round_trips })
+    measured.round_trips = as_f64(proxy.round_trips()) * 1_000.0 / as_f64(counted);
+    Ok(measured)
 }
 
-/// Events a second of a relay from memory.
+/// The client library by itself.
+async fn alone(broker: &dyn Broker, events: &[Event], run: usize) -> Result<Cost> {
+    let name = format!("alone-{run}");
+    broker.make(&name).await?;
+    let cost = broker.send(&name, events).await?;
+    finish(broker, &name, u64::try_from(events.len())?).await?;
+    Ok(cost)
+}
+
+/// A relay from memory.
 async fn relayed(
     broker: &dyn Broker,
     maker: &Maker,
     events: u64,
     run: usize,
     port: u16,
-) -> Result<f64> {
+) -> Result<Cost> {
     let name = format!("relayed-{run}");
     broker.make(&name).await?;
     let store = Arc::new(MemoryStore::new(PARTITIONS, clock()));
@@ -154,9 +188,13 @@ async fn relayed(
     let sink = broker.sink(&name, port)?;
     // Connected before the time begins, as the baseline is.
     sink.check().await?;
-    let took = drain(relay(store, sink)?, events).await?;
+    // It outlives the measurement, which is not to count how it is freed.
+    let relay = relay(Arc::clone(&store), sink)?;
+    let before = cpu();
+    let took = drain(relay, events).await?;
+    let cost = Cost { took, cpu: cpu().saturating_sub(before) };
     finish(broker, &name, events).await?;
-    Ok(per_second(events, took))
+    Ok(cost)
 }
 
 async fn finish(broker: &dyn Broker, name: &str, events: u64) -> Result<()> {
@@ -165,14 +203,9 @@ async fn finish(broker: &dyn Broker, name: &str, events: u64) -> Result<()> {
     Ok(())
 }
 
-#[expect(clippy::cast_precision_loss, reason = "counts here are far below 2^53")]
-fn per_thousand(count: u64, events: u64) -> f64 {
-    count as f64 * 1_000.0 / events as f64
-}
-
-/// How long a piece of work takes.
-async fn timed(work: impl Future<Output = Result<()>>) -> Result<Duration> {
-    let began = Instant::now();
+/// What a piece of work costs.
+async fn timed(work: impl Future<Output = Result<()>>) -> Result<Cost> {
+    let (began, before) = (Instant::now(), cpu());
     work.await?;
-    Ok(began.elapsed())
+    Ok(Cost { took: began.elapsed(), cpu: cpu().saturating_sub(before) })
 }

@@ -7,7 +7,6 @@
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use async_nats::HeaderMap;
@@ -18,7 +17,7 @@ use postrider_core::{Event, Secret, Sink};
 use postrider_servers::nats::{Nats, Version};
 use postrider_sink_nats::NatsConfig;
 
-use super::{Broker, PIPELINED, Setting, timed};
+use super::{Broker, Cost, PIPELINED, Setting, timed};
 
 struct JetStream {
     server: Nats,
@@ -66,7 +65,7 @@ impl Broker for JetStream {
         Ok(Arc::new(postrider_sink_nats::Nats::new(&config)?))
     }
 
-    async fn send(&self, name: &str, events: &[Event]) -> Result<Duration> {
+    async fn send(&self, name: &str, events: &[Event]) -> Result<Cost> {
         let context = self.context().await?;
         let messages: Vec<(HeaderMap, Bytes)> =
             events.iter().map(|event| (headers(event, name), event.payload().clone())).collect();

@@ -7,7 +7,6 @@
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use async_trait::async_trait;
@@ -21,7 +20,7 @@ use postrider_core::{Event, Secret, Sink};
 use postrider_servers::rabbitmq::RabbitMq;
 use postrider_sink_rabbitmq::RabbitMqConfig;
 
-use super::{Broker, PIPELINED, Setting, timed};
+use super::{Broker, Cost, PIPELINED, Setting, timed};
 
 struct Queues {
     server: RabbitMq,
@@ -64,7 +63,7 @@ impl Broker for Queues {
         Ok(Arc::new(postrider_sink_rabbitmq::RabbitMq::new(&config)?))
     }
 
-    async fn send(&self, name: &str, events: &[Event]) -> Result<Duration> {
+    async fn send(&self, name: &str, events: &[Event]) -> Result<Cost> {
         let (_connection, channel) = self.channel().await?;
         channel.confirm_select(ConfirmSelectOptions::default()).await?;
         let messages: Vec<(BasicProperties, Bytes)> =

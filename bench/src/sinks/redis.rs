@@ -7,7 +7,6 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
 
 use anyhow::Result;
 use async_trait::async_trait;
@@ -18,7 +17,7 @@ use postrider_sink_redis::RedisConfig;
 use redis::aio::MultiplexedConnection;
 use redis::{Client, Pipeline, Script, cmd, pipe};
 
-use super::{Broker, PIPELINED, Setting, timed};
+use super::{Broker, Cost, PIPELINED, Setting, timed};
 
 /// The sink's.
 const SCRIPT: &str = include_str!("../../../crates/sinks/redis/src/append.lua");
@@ -74,7 +73,7 @@ impl Broker for Streams {
         Ok(Arc::new(postrider_sink_redis::Redis::new(&config)?))
     }
 
-    async fn send(&self, name: &str, events: &[Event]) -> Result<Duration> {
+    async fn send(&self, name: &str, events: &[Event]) -> Result<Cost> {
         let mut connection = self.connection().await?;
         let script = Script::new(SCRIPT);
         cmd("SCRIPT").arg("LOAD").arg(SCRIPT).exec_async(&mut connection).await?;

@@ -29,12 +29,12 @@ const GIVE_UP: Duration = Duration::from_secs(60);
 /// All that a consumer has in the database.
 const KEPT: [&str; 4] = ["checkpoint", "wal_base", "wal_after", "wal_recovery"];
 
-pub(super) struct Backlog {
-    pub(super) database: Database,
-    pub(super) session: Session,
+pub(crate) struct Backlog {
+    pub(crate) database: Database,
+    pub(crate) session: Session,
     /// The relay's slot.
-    pub(super) ours: String,
-    pub(super) events: u64,
+    pub(crate) ours: String,
+    pub(crate) events: u64,
     /// Where the log ends that has them, as the server writes it.
     end: String,
 }
@@ -54,7 +54,11 @@ impl Backlog {
 
     /// The slots and the checkpoint, and nothing else yet.
     pub(super) async fn before(measured: &Measured) -> Result<Self> {
-        let database = measured.database()?;
+        Self::of(measured.database()?).await
+    }
+
+    /// The same of a database that may have its outbox already.
+    pub(crate) async fn of(database: Database) -> Result<Self> {
         // Slots belong to the server, and one that is read a moment longer keeps its database.
         let ours = format!("{}_ours", database.name());
         begin(&database.url(), &ours).await?;
@@ -96,7 +100,7 @@ impl Backlog {
     }
 
     /// Leaves the server nothing to do of what was loaded.
-    pub(super) async fn settle(&mut self) -> Result<()> {
+    pub(crate) async fn settle(&mut self) -> Result<()> {
         self.session.run("VACUUM ANALYZE postrider.outbox").await?;
         self.session.run("CHECKPOINT").await?;
         let sql = "SELECT pg_current_wal_lsn()::text";
@@ -129,7 +133,7 @@ impl Backlog {
     }
 
     /// Once nobody reads it.
-    pub(super) async fn drop_slot(&self, slot: &str) -> Result<()> {
+    pub(crate) async fn drop_slot(&self, slot: &str) -> Result<()> {
         let sql = format!(
             "SELECT count(*) FROM pg_replication_slots WHERE slot_name = '{slot}' AND active"
         );
@@ -146,11 +150,24 @@ impl Backlog {
             .await
     }
 
-    /// A relay in a process of its own drains all by the slot.
-    pub(super) async fn relayed(&self) -> Result<Drained> {
+    /// Slot and consumer stand again where they stood before the first event.
+    pub(crate) async fn begin_again(&self) -> Result<()> {
         self.put_back().await?;
         self.drop_slot(&self.ours).await?;
-        self.copy(&self.named("origin"), &self.ours).await?;
+        self.copy(&self.named("origin"), &self.ours).await
+    }
+
+    /// A slot before the first event for another reader, a fresh one each time.
+    pub(crate) async fn theirs(&self) -> Result<String> {
+        let slot = self.named("theirs");
+        self.drop_slot(&slot).await?;
+        self.copy(&self.named("origin"), &slot).await?;
+        Ok(slot)
+    }
+
+    /// A relay in a process of its own drains all by the slot.
+    pub(super) async fn relayed(&self) -> Result<Drained> {
+        self.begin_again().await?;
         let drained = child::drained(&self.database.url(), &self.ours, self.events).await?;
         ensure!(drained.catch_ups == 0, "the relay read from the table, not from the log");
         Ok(drained)
@@ -158,9 +175,7 @@ impl Backlog {
 
     /// pg_recvlogical writes all to /dev/null.
     pub(super) async fn received(&self) -> Result<Duration> {
-        let slot = self.named("theirs");
-        self.drop_slot(&slot).await?;
-        self.copy(&self.named("origin"), &slot).await?;
+        let slot = self.theirs().await?;
         let version = self.database.version();
         let mut command = Command::new(version.program("pg_recvlogical")?);
         command.args(["--dbname", &self.database.url(), "--slot", &slot, "--start"]);

@@ -32,6 +32,9 @@ pub(crate) struct DrainArgs {
     slot: String,
     /// How many events there are.
     events: u64,
+    /// The broker that they go to, and the stream or topic there; without it they are counted.
+    #[arg(long)]
+    to: Option<String>,
 }
 
 /// What such a process tells.
@@ -46,12 +49,12 @@ pub(super) struct Drained {
 }
 
 /// A relay from the log.
-pub(super) fn relay(wal: &PostgresWal, sink: Arc<dyn postrider_core::Sink>) -> Result<Relay> {
+pub(crate) fn relay(wal: &PostgresWal, sink: Arc<dyn postrider_core::Sink>) -> Result<Relay> {
     relay_from(CONSUMER, Arc::new(wal.clone()), Arc::new(wal.clone()), sink)
 }
 
 /// The outbox of a database, read by a slot.
-pub(super) async fn wal(url: &str, slot: &str) -> Result<PostgresWal> {
+pub(crate) async fn wal(url: &str, slot: &str) -> Result<PostgresWal> {
     let store = PostgresStore::open(PostgresOptions::new(url)).await.context("open the store")?;
     Ok(PostgresWal::new(store, WalOptions::new().slot(slot))?)
 }
@@ -61,7 +64,11 @@ pub(crate) fn drain_and_tell(args: &DrainArgs) -> Result<()> {
     let began = Instant::now();
     let told = runtime()?.block_on(async {
         let wal = wal(&args.url, &args.slot).await?;
-        let relay = relay(&wal, Arc::new(MemorySink::counting(clock())))?;
+        let sink = match &args.to {
+            Some(place) => crate::end_to_end::sink(place)?,
+            None => Arc::new(MemorySink::counting(clock())) as _,
+        };
+        let relay = relay(&wal, sink)?;
         let (status, stop) = (relay.status(), CancellationToken::new());
         let mut tasks = JoinSet::new();
         tasks.spawn(relay.run(stop.clone()));

@@ -4,8 +4,8 @@
 //! Invariant: each figure has a fresh database on one server, which this process starts and ends;
 //! what is measured is the real relay, with its leases and checkpoints in that database.
 
-mod backlog;
-mod child;
+pub(crate) mod backlog;
+pub(crate) mod child;
 mod drain;
 mod large;
 mod latency;

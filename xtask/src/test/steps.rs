@@ -155,7 +155,7 @@ fn sim_smoke(workspace: &Workspace) -> Result<Outcome> {
 }
 
 fn bench_smoke(workspace: &Workspace) -> Result<Outcome> {
-    for bench in ["relay", "postgres-feed", "postgres-wal", "cosmos", "sinks"] {
+    for bench in ["relay", "postgres-feed", "postgres-wal", "cosmos", "sinks", "end-to-end"] {
         let ran = smoke(workspace, "bench", "postrider-bench", &[bench, "--smoke"])?;
         if !matches!(ran, Outcome::Passed(_)) {
             return Ok(ran);
