@@ -30,7 +30,8 @@ const DEBIAN: &str = "/usr/lib/rabbitmq/bin";
 const STARTED: &str = "Server startup complete";
 /// Which server's URL tests find in the environment.
 const SHARED_VARIABLE: &str = "POSTRIDER_TEST_RABBITMQ";
-/// The packages of PyPI with which the guide's consumers read, and RabbitMQ's own client of streams.
+/// The packages of PyPI with which the guide's consumers read, and RabbitMQ's own client of
+/// streams.
 pub const PYTHON_PACKAGES: &[&str] = &["pika==1.3.2", "rstream==1.1.1"];
 /// Streams take events with 1 MiB of payload.
 const SHARED_SETTINGS: &str = "stream.frame_max = 2097152";

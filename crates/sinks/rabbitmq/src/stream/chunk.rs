@@ -1,6 +1,7 @@
 //! A chunk of a stream, as the server delivers it: many messages at once.
 //!
-//! What lives here: its head, and the heads of its entries. What does not: reading it piece by piece
+//! What lives here: its head, and the heads of its entries. What does not: reading it piece by
+//! piece
 //! (`connect.rs`), what stands in a message (`encode.rs`).
 //! Invariant: a head that is malformed is none. A chunk may have 4 GiB: nothing here wants to have
 //! more of it at once than a head.

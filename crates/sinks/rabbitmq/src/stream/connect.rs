@@ -40,7 +40,8 @@ const CREDIT: u16 = 4;
 const FRAME_MAX: u32 = 1 << 20;
 /// The server's own proposals stay below: an event has at most 16 MiB.
 const MOST_FRAME_MAX: u32 = 32 << 20;
-/// Longest time between two signs of life, in seconds, as over AMQP. Each side gives one twice in it
+/// Longest time between two signs of life, in seconds, as over AMQP. Each side gives one twice in
+/// it
 /// at least, and takes the other for dead that gives none twice as long.
 const HEARTBEAT_S: u32 = 10;
 /// A stream that sends nothing for so long is empty; it is not told otherwise.
@@ -93,21 +94,11 @@ impl Link {
         reach::first(login, next, within, to).await
     }
 
-    /// Connects and logs in to one server, in its time.
+    /// Connects and logs in to one server.
     ///
     /// # Errors
     /// `Transient`.
-    pub(crate) async fn open_to(
-        address: &Address,
-        login: &Login,
-        within: Duration,
-        patience: Duration,
-        connections: &Arc<Semaphore>,
-    ) -> Result<Self> {
-        reach::in_time(within, Self::to(address, login, patience, connections)).await
-    }
-
-    async fn to(
+    pub(crate) async fn to(
         address: &Address,
         login: &Login,
         patience: Duration,
@@ -582,9 +573,13 @@ mod tests {
             theirs.write_all(&late).await.expect("sent");
             theirs.write_all(&lie).await.expect("sent");
         };
+        let sending = async {
+            sending.await;
+            std::future::pending::<()>().await;
+        };
         let read = tokio::select! {
             read = link.chunk() => read,
-            () = async { sending.await; std::future::pending().await } => unreachable!("it is read"),
+            () = sending => unreachable!("it is read"),
         };
         assert!(matches!(read, Err(Refusal::Lost(_))), "{read:?}");
         assert!(link.incoming.held() <= MAX_HELD_BYTES, "{}", link.incoming.held());

@@ -144,9 +144,9 @@ pub(crate) fn too_many_streams(stream: &str, streams: usize) -> Error {
 /// The node that leads a stream is not to be had.
 pub(crate) fn leader_out_of_reach(stream: &str, (host, port): &Node) -> Error {
     throttled(format!(
-        "the stream {stream:?} is led by the node at {host}:{port}, which is not behind the servers \
-         of the list and cannot be reached there; name it in servers, or let it advertise what can \
-         be reached (stream.advertised_host)"
+        "the stream {stream:?} is led by the node at {host}:{port}, which is not behind the \
+         servers of the list and cannot be reached there; name it in servers, or let it advertise \
+         what can be reached (stream.advertised_host)"
     ))
 }
 

@@ -33,15 +33,18 @@ use super::seen::Seen;
 use super::wire::{From, MESSAGE_OVERHEAD, Node, PUBLISH_OVERHEAD};
 use crate::config::Unroutable;
 use crate::login::Login;
+use crate::reach;
 
 /// So often a producer looks for the first event that it stored before another one begins: it may
 /// have been removed by the stream's own limits.
 const MOST_MISSED: u32 = 3;
 
-/// So often the leader's node is looked for behind one address before the call fails: of three nodes
+/// So often the leader's node is looked for behind one address before the call fails: of three
+/// nodes
 /// it is missed once in 25 times.
 const LEADER_TRIES: usize = 8;
-/// Most connections that a sink has at a time: a partition has one for each stream that it publishes
+/// Most connections that a sink has at a time: a partition has one for each stream that it
+/// publishes
 /// to. Each is a process and a file at the server, and up to 3 MiB here.
 pub(crate) const MAX_CONNECTIONS: usize = 256;
 /// The remedy.
@@ -101,7 +104,8 @@ impl Shared {
         let port = u16::try_from(*port).map_err(|_| none())?;
         let address = self.login.beside(host, port).ok_or_else(none)?;
         let (within, patience) = (self.connect_timeout, self.timeout);
-        Link::open_to(&address, &self.login, within, patience, &self.connections).await
+        let link = Link::to(&address, &self.login, patience, &self.connections);
+        reach::in_time(within, link).await
     }
 }
 

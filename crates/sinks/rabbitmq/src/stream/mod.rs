@@ -2,7 +2,8 @@
 //!
 //! What lives here: the sink (`publish.rs`), a partition's producer (`lane.rs`, `numbers.rs`), what
 //! is known to be stored (`seen.rs`), and the protocol: connection (`connect.rs`), frames
-//! (`wire.rs`, `incoming.rs`), messages (`encode.rs`), chunks (`chunk.rs`). What does not: exchanges and queues,
+//! (`wire.rs`, `incoming.rs`), messages (`encode.rs`), chunks (`chunk.rs`). What does not:
+//! exchanges and queues,
 //! which are spoken to over AMQP 0-9-1.
 //! Invariant: a publishing id belongs to one event, for good; why and how far that makes each event
 //! be stored once is told in `docs/design/rabbitmq-streams.md`.

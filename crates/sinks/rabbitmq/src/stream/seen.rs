@@ -18,13 +18,15 @@ pub(crate) const REMEMBERED: usize = 8 << 16;
 pub(crate) const MOST_REMEMBERED: usize = 8 * REMEMBERED;
 /// What an id takes, in bytes, in a set that has twice the places, of 17 bytes, and in a queue.
 const ID_BYTES: usize = 2 * 17 + 16;
-/// Most memory for what is known of a sink's streams, in bytes: ids that were read, and as many that
+/// Most memory for what is known of a sink's streams, in bytes: ids that were read, and as many
+/// that
 /// were stored.
 pub(crate) const MAX_KNOWN_BYTES: usize = 2 * MOST_REMEMBERED * ID_BYTES;
 const _: () = assert!(MAX_KNOWN_BYTES == 400 << 20, "as the documents say");
 
 /// How far back a stream is read, of which so many ids are remembered: half of it. That is four
-/// times what a partition may have confirmed beyond its checkpoint, since other partitions' messages
+/// times what a partition may have confirmed beyond its checkpoint, since other partitions'
+/// messages
 /// stand in between.
 fn read_back(remembered: usize) -> u64 {
     u64::try_from(remembered / 2).unwrap_or(u64::MAX)

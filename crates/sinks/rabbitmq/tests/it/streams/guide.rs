@@ -8,7 +8,9 @@ use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
 
 use postrider_conformance::samples::{event_with_id, fresh_id, record};
+use postrider_conformance::sink::reader::{APPENDED_AT_MS, Names, SOURCE, Shape, told_event};
 use postrider_servers::rabbitmq::virtual_environment;
+use postrider_sink_rabbitmq::RabbitMqStreamConfig;
 
 use super::{Broker, confirm, sink};
 
@@ -38,7 +40,18 @@ async def main(address, stream):
 
 asyncio.run(main(*sys.argv[1:3]))
 "#;
-use crate::guide::{Running, python_program};
+use crate::guide::{Running, encoding, python_program, read_and_compare};
+
+/// As the client of AMQP 0-9-1 names what stands in a message of AMQP 1.0.
+const NAMES: Names = Names {
+    id: "message_id",
+    key: "postrider-key",
+    topic: "postrider-topic",
+    event_type: "postrider-type",
+    content_type: "content_type",
+    header_prefix: "",
+    attribute_prefix: "cloudEvents:",
+};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_python_reader_reads_the_stream_from_its_beginning() {
@@ -93,4 +106,24 @@ async fn rabbitmqs_own_stream_client_reads_every_property() {
     let more = next();
     assert!(more.contains("(b'postrider-key', b'Zo\\xc3\\xab 42')"), "{more}");
     assert!(next().contains("b'7'"));
+}
+
+/// In each encoding, as the guide says.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_python_reader_gets_all_that_the_guide_promises() {
+    let broker = Broker::shared().await;
+    let mut sent = Vec::new();
+    for shape in Shape::ALL {
+        let settings = RabbitMqStreamConfig {
+            encoding: encoding(shape),
+            source: Some(SOURCE.into()),
+            ..broker.config()
+        };
+        let event = told_event("orders");
+        confirm(&sink(&settings), std::slice::from_ref(&event)).await;
+        sent.push((shape, event.event));
+    }
+    for told in read_and_compare(&broker.amqp, [&broker.stream, "stream"], &NAMES, &sent).await {
+        assert_eq!(told["timestamp"], APPENDED_AT_MS / 1_000);
+    }
 }

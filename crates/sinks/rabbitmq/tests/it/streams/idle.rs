@@ -45,7 +45,8 @@ async fn an_idle_connection_lives_by_heartbeats() {
     assert!(timeout(Duration::from_secs(20), sink.close()).await.is_ok());
 }
 
-/// Its answers are waited for longer than the test may take: it is by its silence that it is noticed.
+/// Its answers are waited for longer than the test may take: it is by its silence that it is
+/// noticed.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_connection_that_fell_silent_is_noticed_idle_and_in_use() {
     let broker = Broker::shared().await;
