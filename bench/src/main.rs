@@ -1,7 +1,8 @@
 //! Benchmarks of Postrider: `cargo xtask bench NAME`.
 //!
 //! What lives here: the command line. What does not: how figures are judged (`figure.rs`) and what
-//! is measured (`relay/`, `postgres/`, `wal/`, `cosmos/`, `servicebus.rs`, `sinks/`, `end_to_end/`).
+//! is measured (`relay/`, `postgres/`, `wal/`, `cosmos/`, `servicebus.rs`, `sinks/`,
+//! `end_to_end/`).
 //! Invariant: a goal is judged on a median, and a ratio's baseline is taken in the same run.
 
 mod cosmos;
@@ -79,7 +80,8 @@ enum Bench {
         /// How many events it holds.
         events: u64,
     },
-    /// Part of `postgres-wal` and `end-to-end`: a relay in a process of its own, which tells what it took.
+    /// Part of `postgres-wal` and `end-to-end`: a relay in a process of its own, which tells what
+    /// it took.
     #[command(hide = true)]
     WalDrain(wal::DrainArgs),
 }

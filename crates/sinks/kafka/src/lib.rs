@@ -2,8 +2,8 @@
 //!
 //! What lives here: the settings (`config.rs`, `overrides.rs`, `login.rs`), the producer
 //! (`connect.rs`), the record (`encode.rs`), what brokers say of topics (`look.rs`), the way of an
-//! event (`publish.rs`, `call.rs`), by itself or in a transaction (`transact.rs`, `seen.rs`), and what an
-//! answer means (`error.rs`). What does not: making topics.
+//! event (`publish.rs`, `call.rs`), by itself or in a transaction (`transact.rs`, `seen.rs`), and
+//! what an answer means (`error.rs`). What does not: making topics.
 //! Invariant: an event counts as confirmed only once every in-sync replica has it, and of one key
 //! at most one event, or one transaction, is under way.
 

@@ -1,8 +1,8 @@
 //! The sink itself.
 //!
-//! What lives here: `Kafka`, its producers from call to call, and what a refusal means for an event.
-//! What does not: a call's events on their way (`call.rs`), and the mapping of answers to kinds
-//! (`error.rs`).
+//! What lives here: `Kafka`, its producers from call to call, and what a refusal means for an
+//! event. What does not: a call's events on their way (`call.rs`), and the mapping of answers to
+//! kinds (`error.rs`).
 //! Invariant: of one key at most one event is under way, so that none overtakes one that fails,
 //! whatever the client tries again by itself. Different keys don't wait for each other. With
 //! transactions (`transact.rs`) that is so for each partition's transactions instead.
