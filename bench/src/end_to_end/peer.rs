@@ -15,9 +15,8 @@ const ROUTE: &str = "import json, sys\nfrom mq_bridge import Route\n\
 const VERSION: &str = "from importlib.metadata import version\n\
                        import mq_bridge\nassert version('mq-bridge') == '1.2.0'\n";
 /// What is told where it is missing.
-pub(super) const NOT_INSTALLED: &str =
-    "mq-bridge 1.2.0 is not installed: nothing is measured against it. \
-     To install it:\n  \
+pub(super) const NOT_INSTALLED: &str = "mq-bridge 1.2.0 is not installed: \
+     nothing is measured against it. To install it:\n  \
      python3 -m venv peer && peer/bin/pip install mq-bridge==1.2.0\n\
      and give --peer peer/bin/python";
 
