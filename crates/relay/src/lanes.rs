@@ -2,7 +2,8 @@
 //!
 //! What lives here: the queues, who is ready, and which call carries what. What does not: sending,
 //! retry decisions, the window.
-//! Invariant: a lane's items leave from its head, in order; a lane in flight is never ready.
+//! Invariant: a lane's items leave from its head, in order; a lane in flight is never ready; lanes
+//! that fail and lanes that do not are never in one call.
 
 use std::collections::{HashSet, VecDeque};
 
@@ -41,6 +42,25 @@ enum State {
     Waiting,
 }
 
+/// Which of the ready lanes a call carries. Who waits for an answer that does not come must not keep
+/// back others, so what failed before is sent apart from what did not.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Turn {
+    /// Heads that were not tried yet.
+    First,
+    /// Heads that failed before.
+    Again,
+}
+
+impl Turn {
+    pub(crate) fn other(self) -> Self {
+        match self {
+            Self::First => Self::Again,
+            Self::Again => Self::First,
+        }
+    }
+}
+
 /// A lane's number, good while the lane has items.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct LaneId(usize);
@@ -64,6 +84,8 @@ pub(crate) struct Tries {
     pub(crate) counted: u32,
     /// The sink's successes when the head last failed.
     pub(crate) successes_seen: u64,
+    /// The sink's successes when it failed first, if that tells of the sink (`health.rs`).
+    pub(crate) began: Option<u64>,
     /// The last error, for a letter.
     pub(crate) reason: String,
 }
@@ -82,6 +104,8 @@ pub(crate) struct Lanes {
     hasher: ahash::RandomState,
     by_key: HashTable<usize>,
     ready: VecDeque<usize>,
+    /// As `ready`, of `Turn::Again`.
+    again: VecDeque<usize>,
     bytes: usize,
     dead_letters: usize,
     unsendable: usize,
@@ -120,7 +144,23 @@ impl Lanes {
         let lane = self.lanes.insert(Lane { hash, head: item, tail: item, state, tries });
         let lanes = &self.lanes;
         self.by_key.insert_unique(hash, lane, |&lane| lanes[lane].hash);
-        self.ready.push_back(lane);
+        let turn = self.turn(lane);
+        self.queue(turn).push_back(lane);
+    }
+
+    /// A released letter that was tried by an earlier relay, or before it was a letter, is no new
+    /// one either.
+    fn turn(&self, lane: usize) -> Turn {
+        let lane = &self.lanes[lane];
+        let tried = lane.tries.all > 0 || self.items[lane.head].earlier_attempts > 0;
+        if tried { Turn::Again } else { Turn::First }
+    }
+
+    fn queue(&mut self, turn: Turn) -> &mut VecDeque<usize> {
+        match turn {
+            Turn::First => &mut self.ready,
+            Turn::Again => &mut self.again,
+        }
     }
 
     fn find(&self, hash: u64, key: &Key) -> Option<usize> {
@@ -141,21 +181,22 @@ impl Lanes {
         false
     }
 
-    /// Takes ready lanes into one call, up to the sink's limits; `fits` refuses heads that must
-    /// not be sent (now), whose lanes stay ready.
+    /// Takes ready lanes of one turn into one call, up to the sink's limits; `fits` refuses heads
+    /// that must not be sent (now), whose lanes stay ready.
     pub(crate) fn take(
         &mut self,
+        turn: Turn,
         limits: &Capabilities,
         records: &mut Vec<postrider_core::Record>,
         fits: impl Fn(&Item) -> bool,
     ) -> Chains {
         let mut chains = Chains::default();
         let mut bytes = 0;
-        for _ in 0..self.ready.len() {
+        for _ in 0..self.queue(turn).len() {
             if records.len() >= limits.max_batch_records || bytes >= limits.max_batch_bytes {
                 break;
             }
-            let lane = self.ready.pop_front().expect("counted");
+            let lane = self.queue(turn).pop_front().expect("counted");
             let most = match limits.chain {
                 Chain::One => 1,
                 Chain::Many => limits.max_batch_records - records.len(),
@@ -179,7 +220,7 @@ impl Lanes {
                 at = item.next;
             }
             if taken == 0 {
-                self.ready.push_back(lane);
+                self.queue(turn).push_back(lane);
                 continue;
             }
             self.lanes[lane].state = State::InFlight;
@@ -194,8 +235,11 @@ impl Lanes {
             return None;
         }
         let unsendable = |&lane: &usize| !self.items[self.lanes[lane].head].sendable;
-        let at = self.ready.iter().position(unsendable)?;
-        let lane = self.ready.remove(at).expect("just found");
+        let found = |queue: &VecDeque<usize>| queue.iter().position(unsendable);
+        let (turn, at) = found(&self.ready)
+            .map(|at| (Turn::First, at))
+            .or_else(|| found(&self.again).map(|at| (Turn::Again, at)))?;
+        let lane = self.queue(turn).remove(at).expect("just found");
         self.lanes[lane].state = State::InFlight;
         Some(LaneId(lane))
     }
@@ -256,7 +300,8 @@ impl Lanes {
             && state.state != State::Ready
         {
             state.state = State::Ready;
-            self.ready.push_back(lane.0);
+            let turn = self.turn(lane.0);
+            self.queue(turn).push_back(lane.0);
         }
     }
 
@@ -274,19 +319,21 @@ impl Lanes {
     /// Ready lanes whose head satisfies `wanted` wait instead.
     pub(crate) fn make_ready_wait(&mut self, wanted: impl Fn(&Item) -> bool) {
         let (items, lanes) = (&self.items, &mut self.lanes);
-        self.ready.retain(|&lane| {
-            let lane = &mut lanes[lane];
-            let waits = wanted(&items[lane.head]);
-            if waits {
-                lane.state = State::Waiting;
-            }
-            !waits
-        });
+        for queue in [&mut self.ready, &mut self.again] {
+            queue.retain(|&lane| {
+                let lane = &mut lanes[lane];
+                let waits = wanted(&items[lane.head]);
+                if waits {
+                    lane.state = State::Waiting;
+                }
+                !waits
+            });
+        }
     }
 
     /// Whether any ready lane's head satisfies `wanted`.
     pub(crate) fn any_ready(&self, wanted: impl Fn(&Item) -> bool) -> bool {
-        self.ready.iter().any(|&lane| wanted(&self.items[self.lanes[lane].head]))
+        self.ready.iter().chain(&self.again).any(|&lane| wanted(&self.items[self.lanes[lane].head]))
     }
 
     /// Whether the lane still has items under this number.
@@ -322,8 +369,16 @@ impl Lanes {
         self.dead_letters
     }
 
-    pub(crate) fn has_ready(&self) -> bool {
-        !self.ready.is_empty()
+    pub(crate) fn has_ready(&self, turn: Turn) -> bool {
+        match turn {
+            Turn::First => !self.ready.is_empty(),
+            Turn::Again => !self.again.is_empty(),
+        }
+    }
+
+    /// How many lanes wait for another attempt. Counts them.
+    pub(crate) fn waiting_count(&self) -> usize {
+        self.lanes.iter().filter(|(_, lane)| lane.state == State::Waiting).count()
     }
 }
 
@@ -367,14 +422,17 @@ mod tests {
         }
         let mut records = Vec::new();
         let one = Capabilities { chain: Chain::One, ..MANY };
-        let chains = lanes.take(&one, &mut records, |_| true);
+        let chains = lanes.take(Turn::First, &one, &mut records, |_| true);
         assert_eq!(chains.taken.iter().map(|(_, n)| *n).collect::<Vec<_>>(), [1, 1]);
-        assert!(lanes.take(&one, &mut Vec::new(), |_| true).taken.is_empty());
+        assert!(lanes.take(Turn::First, &one, &mut Vec::new(), |_| true).taken.is_empty());
         let (a, _) = chains.taken[0];
         assert_eq!(lanes.pop(a).0.origin, Origin::Feed(0));
-        assert!(lanes.take(&one, &mut Vec::new(), |_| true).taken.is_empty(), "still in flight");
+        assert!(
+            lanes.take(Turn::First, &one, &mut Vec::new(), |_| true).taken.is_empty(),
+            "still in flight"
+        );
         lanes.make_ready(a);
-        assert_eq!(lanes.take(&one, &mut Vec::new(), |_| true).taken, [(a, 1)]);
+        assert_eq!(lanes.take(Turn::First, &one, &mut Vec::new(), |_| true).taken, [(a, 1)]);
         assert_eq!(lanes.pop(a).0.origin, Origin::Feed(2));
         let (b, _) = chains.taken[1];
         assert_eq!(lanes.pop(b).0.origin, Origin::Feed(1));
@@ -389,10 +447,43 @@ mod tests {
         }
         push(&mut lanes, "b", 6);
         let mut records = Vec::new();
-        let chains = lanes.take(&MANY, &mut records, |_| true);
+        let chains = lanes.take(Turn::First, &MANY, &mut records, |_| true);
         assert_eq!(chains.taken.iter().map(|(_, n)| *n).collect::<Vec<_>>(), [4]);
         let rest = lanes.pop_all(chains.taken[0].0);
         assert_eq!(rest.len(), 6);
-        assert_eq!(lanes.take(&MANY, &mut Vec::new(), |_| true).taken.len(), 1, "b is ready");
+        assert_eq!(
+            lanes.take(Turn::First, &MANY, &mut Vec::new(), |_| true).taken.len(),
+            1,
+            "b is ready"
+        );
+    }
+
+    #[test]
+    fn what_failed_is_sent_apart_from_what_did_not() {
+        let mut lanes = Lanes::default();
+        push(&mut lanes, "a", 0);
+        push(&mut lanes, "b", 1);
+        let one = Capabilities { max_batch_records: 1, ..MANY };
+        let (a, _) = lanes.take(Turn::First, &one, &mut Vec::new(), |_| true).taken[0];
+        lanes.tries(a).all = 1;
+        lanes.make_wait(a);
+        assert_eq!(lanes.waiting_count(), 1);
+        lanes.make_ready(a);
+        let taken = |lanes: &mut Lanes, turn| {
+            lanes
+                .take(turn, &MANY, &mut Vec::new(), |_| true)
+                .taken
+                .into_iter()
+                .map(|(lane, _)| lane)
+                .collect::<Vec<_>>()
+        };
+        assert_ne!(taken(&mut lanes, Turn::First), [a], "b alone");
+        assert!(!lanes.has_ready(Turn::First) && lanes.has_ready(Turn::Again));
+        assert_eq!(taken(&mut lanes, Turn::Again), [a]);
+        // Confirmed: what comes next in its lane was not tried yet.
+        push(&mut lanes, "a", 2);
+        lanes.pop(a);
+        lanes.make_ready(a);
+        assert_eq!(taken(&mut lanes, Turn::First), [a]);
     }
 }

@@ -1,10 +1,11 @@
 //! One sink's work in one partition: the loop from reading to checkpoint.
 //!
 //! What lives here: the state, the loop and its timers. What does not: what a batch (`enqueue.rs`),
-//! an outcome (`settle.rs`) or a stop (`drain.rs`) changes.
+//! a call (`dispatch.rs`), an outcome (`settle.rs`) or a stop (`drain.rs`) changes.
 //! Invariant: nothing is sent after the trust window; one task owns all state, so that every
 //! decision sees all that was decided before.
 
+mod dispatch;
 mod drain;
 mod enqueue;
 mod settle;
@@ -19,25 +20,25 @@ use std::time::Duration;
 use postrider_core::limits::WINDOW_RECORDS;
 use postrider_core::{
     Batch, BatchLimit, Capabilities, Checkpoint, ConsumerName, DeadLetter, Error, ErrorKind,
-    Jitter, Key, Outcome, PartitionId, Publish, ReadOutcome, Result, Sink, Source, StartFrom,
-    Successor,
+    Jitter, Key, Outcome, PartitionId, ReadOutcome, Result, Sink, Source, StartFrom, Successor,
 };
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-use crate::failpoint::failpoint;
 use crate::health::Health;
 use crate::keeper::LatestNews;
-use crate::lanes::{Chains, Item, LaneId, Lanes, Origin};
+use crate::lanes::{Chains, LaneId, Lanes, Turn};
 use crate::options::SinkOptions;
 use crate::reading::{self, ReadFrom, Reading};
 use crate::status::{PipelineStatus, SinkState};
 use crate::store_ops::{Desk, Patience, StoreOp, StoreOps};
-use crate::told::Told;
+use crate::told::{Rarely, Told};
 use crate::trust::Trust;
 use crate::window::{Seq, Window};
+
+use dispatch::Calls;
 
 /// How often released dead letters are looked for.
 const RELEASE_EVERY: Duration = Duration::from_secs(1);
@@ -48,8 +49,6 @@ const RELEASE_PAGE: BatchLimit = BatchLimit { records: 256, bytes: 1024 * 1024 }
 /// Letters are released only up to the checkpoint. A key between attempts that keeps it back for
 /// longer than this goes to the letters itself.
 const HOLD_BACK_AT_MOST: Duration = Duration::from_secs(5);
-/// A sink begins to send for this part of a call's time; the rest is for the answers.
-const SENDING_SHARE: u32 = 3;
 /// Longest the loop sleeps when nothing is due.
 const IDLE_WAIT: Duration = Duration::from_secs(60);
 
@@ -92,6 +91,7 @@ enum Phase {
 }
 
 struct Published {
+    turn: Turn,
     chains: Chains,
     outcomes: Vec<Outcome>,
 }
@@ -120,6 +120,7 @@ pub(crate) struct Pipeline {
     reading: Option<Reading>,
     reader: JoinSet<()>,
     publishes: JoinSet<Published>,
+    calls: Calls,
     retries: BinaryHeap<Reverse<(Duration, LaneId)>>,
     /// A batch whose keys are being looked up among the dead letters.
     lookup: Option<(Batch, Lookup)>,
@@ -135,6 +136,8 @@ pub(crate) struct Pipeline {
     parkings_at_release: u64,
     /// That the letters can't be read.
     told: Told,
+    /// When an event that goes on failing is told of again.
+    failures: Rarely,
     /// The last look found nothing that holds a key back, and nothing was parked since: until a
     /// person requeues a letter there is nothing to look for.
     at_rest: bool,
@@ -230,6 +233,7 @@ impl Pipeline {
             reading: Some(reading),
             reader,
             publishes: JoinSet::new(),
+            calls: Calls::default(),
             retries: BinaryHeap::new(),
             lookup: None,
             release: None,
@@ -239,6 +243,7 @@ impl Pipeline {
             parkings: 0,
             parkings_at_release: 0,
             told: Told::default(),
+            failures: Rarely::default(),
             at_rest: false,
             letters_ended: 0,
             ended_at_release: 0,
@@ -373,57 +378,7 @@ impl Pipeline {
             Phase::Running => next = self.release_due_at().map_or(next, |at| next.min(at)),
             Phase::Draining { until, .. } => next = next.min(until),
         }
-        // Once it lets a call through, that call's outcome wakes the loop.
-        if let Some(at) = self.health.opens_at().filter(|at| *at > now && self.lanes.has_ready()) {
-            next = next.min(at);
-        }
-        next
-    }
-
-    /// Starts as many calls as the sink, the circuit and the phase allow.
-    fn dispatch(&mut self, now: Duration) {
-        if self.finishing {
-            // What is left belongs to the successors, whose relays may be at work already.
-            return;
-        }
-        while let Some(lane) = self.lanes.take_unsendable() {
-            let error = self.why_unsendable(lane);
-            self.failed(lane, error);
-        }
-        if matches!(self.phase, Phase::Draining { halted: Some(_), .. }) {
-            return;
-        }
-        self.limits = self.set.sink.capabilities();
-        let allowed = self.health.allowed(now, self.limits.max_in_flight);
-        let gaps_below = match self.phase {
-            Phase::Running => Seq::MAX,
-            Phase::Draining { .. } => self.window.high(),
-        };
-        let fits = |item: &Item| match item.origin {
-            Origin::Feed(seq) => seq < gaps_below,
-            Origin::DeadLetter(_) => gaps_below == Seq::MAX,
-        };
-        while self.publishes.len() < allowed && self.lanes.has_ready() {
-            let mut records = Vec::new();
-            let chains = self.lanes.take(&self.limits, &mut records, fits);
-            if records.is_empty() {
-                return;
-            }
-            self.set.status.calls.fetch_add(1, Ordering::Relaxed);
-            let sink = Arc::clone(&self.set.sink);
-            let partition = self.partition().clone();
-            let timeout = self.set.options.publish_timeout;
-            let clock = Arc::clone(&self.set.desk.clock);
-            self.publishes.spawn(async move {
-                let timeout_after = async {
-                    clock.sleep(timeout).await;
-                    timeout
-                };
-                let publish = Publish::new(&partition, &records).within(timeout / SENDING_SHARE);
-                let outcomes = call(&*sink, publish, timeout_after).await;
-                Published { chains, outcomes }
-            });
-        }
+        self.next_call_at(now).map_or(next, |at| next.min(at))
     }
 
     fn may_read(&self) -> bool {
@@ -464,23 +419,4 @@ async fn load(
 ) -> Result<(Option<Checkpoint>, u64)> {
     let checkpoint = set.desk.store.checkpoint(consumer, partition).await?;
     Ok((checkpoint, set.desk.store.blocking(consumer, partition).await?))
-}
-
-/// One call of the sink. After `timeout` its fate is unknown, which counts as failed.
-async fn call(
-    sink: &dyn Sink,
-    publish: Publish<'_>,
-    timeout: impl Future<Output = Duration> + Send,
-) -> Vec<Outcome> {
-    failpoint!("relay::before_publish");
-    let outcomes = tokio::select! {
-       biased;
-        outcomes = sink.publish(publish) => outcomes,
-        waited = timeout => {
-            let late = || Error::transient(format!("no confirmation within {waited:?}"));
-            publish.records().iter().map(|_| Outcome::Failed(late())).collect()
-        }
-    };
-    failpoint!("relay::after_publish");
-    outcomes
 }

@@ -14,7 +14,8 @@ use postrider_core::{
 };
 
 use super::{Exit, HOLD_BACK_AT_MOST, Pipeline, Published};
-use crate::lanes::{Item, LaneId, Origin};
+use crate::health::Failure;
+use crate::lanes::{Item, LaneId, Origin, Turn};
 use crate::status::SinkState;
 use crate::store_ops::StoreOp;
 use crate::window::Fate;
@@ -25,7 +26,8 @@ const TOLD_FROM_ATTEMPT: u32 = 4;
 impl Pipeline {
     /// Applies the outcomes of one call.
     pub(super) fn settle(&mut self, published: Published) {
-        let Published { chains, outcomes } = published;
+        let Published { turn, chains, outcomes } = published;
+        let now = self.set.desk.clock.elapsed();
         let mut outcomes = outcomes.into_iter();
         let mut failures: Vec<(LaneId, Error)> = Vec::new();
         let mut confirmed = 0u64;
@@ -33,24 +35,24 @@ impl Pipeline {
             let failure = self.settle_chain(lane, taken, &mut outcomes, &mut confirmed);
             failures.extend(failure.map(|error| (lane, error)));
         }
+        self.calls.ended(turn, confirmed, now);
+        // Who fails where others get through tells nothing of the sink.
+        let began = (confirmed == 0).then_some(self.health.successes());
         if confirmed > 0 {
-            if self.health.is_open() {
+            if self.health.succeeded(confirmed, now) {
                 tracing::info!(
                     partition = %self.partition(), sink = %self.set.desk.consumer,
                     "the sink takes events again"
                 );
             }
-            self.health.succeeded(confirmed);
             let status = &self.set.status;
             status.published.fetch_add(confirmed, Ordering::Relaxed);
-            status.moved(self.set.desk.clock.elapsed());
-            if failures.is_empty() {
-                status.set_state(SinkState::Flowing);
-            }
+            status.moved(now);
+            status.set_state(SinkState::Flowing);
         }
         for (lane, error) in failures {
             self.set.status.failures.fetch_add(1, Ordering::Relaxed);
-            self.failed(lane, error);
+            self.failed(lane, error, began);
         }
     }
 
@@ -109,23 +111,33 @@ impl Pipeline {
         left
     }
 
-    /// Decides what follows a failure of a lane's head, and does it.
-    pub(super) fn failed(&mut self, lane: LaneId, error: Error) {
+    /// Decides what follows a failure of a lane's head, and does it. `began` is what a first failure
+    /// in its call tells of the sink.
+    pub(super) fn failed(&mut self, lane: LaneId, error: Error, began: Option<u64>) {
         let now = self.set.desk.clock.elapsed();
         let jitter = self.jitter();
         let policy = self.set.options.retry.clone();
         let key = self.lanes.key(lane).clone();
+        let was_letter = self.lanes.head(lane).earlier_attempts > 0;
+        let tries = self.lanes.tries(lane);
+        if tries.all == 0 {
+            tries.began = began.filter(|_| !was_letter);
+        }
         let was_open = self.health.is_open();
-        self.health.failed(&key, error.kind(), &policy, jitter, now);
-        if self.health.is_open() {
-            if !was_open {
-                // Once for an outage: it may last for days.
-                tracing::warn!(
-                    partition = %self.partition(), sink = %self.set.desk.consumer,
-                    error = %error.chain(),
-                    "the sink takes no events: an outage; they wait, and it is tried on"
-                );
-            }
+        let failure = Failure { kind: error.kind(), began: tries.began };
+        if self.health.failed(&key, failure, &policy, jitter, now) {
+            // Once for an outage: it may last for days.
+            tracing::warn!(
+                partition = %self.partition(), sink = %self.set.desk.consumer,
+                error = %error.chain(),
+                "the sink takes no events: an outage; they wait, and it is tried on"
+            );
+        }
+        if self.health.is_open() && !was_open {
+            // Those that were not tried yet tell the most.
+            self.calls.next(Turn::First);
+        }
+        if self.health.is_outage() {
             self.set.status.set_state(SinkState::Outage { reason: error.chain() });
         }
         let successes = self.health.successes();
@@ -148,7 +160,7 @@ impl Pipeline {
         };
         match reaction {
             Reaction::RetryAfter(wait) => {
-                self.tell_of_failure(lane, all, &error);
+                self.tell_of_failure(lane, all, &error, now);
                 self.lanes.make_wait(lane);
                 self.retries.push(Reverse((now + wait, lane)));
             }
@@ -176,14 +188,17 @@ impl Pipeline {
         self.exit = Some(Exit::LeaseLost);
     }
 
-    /// A line for an event that goes on failing: ever rarer, and none while an outage explains it.
-    fn tell_of_failure(&self, lane: LaneId, attempt: u32, error: &Error) {
-        if self.health.is_open() || attempt < TOLD_FROM_ATTEMPT || !attempt.is_power_of_two() {
+    /// A line for an event that goes on failing: ever rarer, however many do, and none while an
+    /// outage explains it.
+    fn tell_of_failure(&mut self, lane: LaneId, attempt: u32, error: &Error, now: Duration) {
+        let told = attempt >= TOLD_FROM_ATTEMPT && attempt.is_power_of_two();
+        if !told || self.health.is_open() || !self.failures.is_due(now) {
             return;
         }
         tracing::warn!(
             partition = %self.partition(), sink = %self.set.desk.consumer,
             position = %self.lanes.head(lane).entry.position(), attempt, error = %error.chain(),
+            keys_waiting = self.lanes.waiting_count() + 1,
             "an event was not taken; its key waits, and it is tried on"
         );
     }

@@ -3,6 +3,7 @@
 mod beginning;
 mod cases;
 mod delivery;
+mod destinations;
 mod failures;
 mod groups;
 mod hooked;
