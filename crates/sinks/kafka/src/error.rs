@@ -9,7 +9,7 @@
 //! | what happened | kind |
 //! |---|---|
 //! | larger than the topic's `max.message.bytes`, refused by the topic's rules | permanent |
-//! | no such topic | throttled, or permanent, by `unroutable` |
+//! | no such topic | throttled; permanent once it was long missing, by `unroutable` |
 //! | not permitted to write to the topic | throttled |
 //! | too few in-sync replicas, no leader, no confirmation while brokers answer | throttled |
 //! | the client's queue is full | throttled |
@@ -72,15 +72,11 @@ pub(crate) fn is_missing(code: Code) -> bool {
 
 /// The error of an event that was not confirmed. `trouble` tells whether no broker can be reached,
 /// and the client's last complaint.
-pub(crate) fn delivery_error(
-    code: Code,
-    topic: &str,
-    how: Unroutable,
-    trouble: (bool, Option<String>),
-) -> Error {
+pub(crate) fn delivery_error(code: Code, topic: &str, trouble: (bool, Option<String>)) -> Error {
     let (all_down, complaint) = trouble;
     let error = match code {
-        _ if is_missing(code) => return unroutable(how, topic),
+        // The next look tells whether it stays missing.
+        _ if is_missing(code) => return unroutable(Unroutable::Retry, topic),
         Code::InvalidTopic => Error::permanent(format!("no topic can have the name {topic}")),
         Code::TopicAuthorizationFailed => throttled(format!(
             "the login may not write to the topic {topic}; grant it Write and Describe"
@@ -163,7 +159,7 @@ mod tests {
 
     #[test]
     fn each_code_has_its_kind() {
-        let of = |code, how, down| delivery_error(code, "orders", how, (down, None));
+        let of = |code, down| delivery_error(code, "orders", (down, None));
         for (code, kind, part) in [
             (Code::UnknownTopicOrPartition, THROTTLED, "orders does not exist"),
             (Code::UnknownTopic, THROTTLED, "create_topics"),
@@ -187,21 +183,20 @@ mod tests {
             (Code::OutOfOrderSequenceNumber, ErrorKind::Transient, "unknown"),
             (Code::InvalidProducerEpoch, ErrorKind::Transient, "unknown"),
         ] {
-            let error = of(code, Unroutable::Retry, false);
+            let error = of(code, false);
             assert_eq!(error.kind(), kind, "{code:?}: {}", error.chain());
             assert!(error.chain().contains(part), "{code:?}: {}", error.chain());
         }
-        let outage = of(Code::MessageTimedOut, Unroutable::Retry, true);
+        let outage = of(Code::MessageTimedOut, true);
         assert_eq!(outage.kind(), ErrorKind::Transient);
         assert!(outage.chain().contains("no broker"), "{}", outage.chain());
-        let parked = of(Code::UnknownTopic, Unroutable::Park, false);
-        assert_eq!(parked.kind(), ErrorKind::Permanent);
+        assert_eq!(unroutable(Unroutable::Park, "orders").kind(), ErrorKind::Permanent);
     }
 
     #[test]
     fn the_clients_complaint_is_told_of_what_may_pass() {
         let trouble = || (true, Some("sasl: wrong password".to_owned()));
-        let of = |code| delivery_error(code, "orders", Unroutable::Retry, trouble()).chain();
+        let of = |code| delivery_error(code, "orders", trouble()).chain();
         assert!(of(Code::MessageTimedOut).ends_with(": sasl: wrong password"));
         assert!(!of(Code::InvalidRecord).contains("sasl"));
     }

@@ -14,6 +14,7 @@ mod encode;
 mod error;
 mod login;
 mod look;
+mod missing;
 mod overrides;
 mod publish;
 mod seen;

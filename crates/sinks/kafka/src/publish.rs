@@ -31,6 +31,7 @@ use crate::error::{
 };
 use crate::login::{Batches, Login};
 use crate::look::{self, Found};
+use crate::missing::Missing;
 use crate::transact::{Parcel, Transactions};
 
 /// Events in one call of the relay: enough to hide a round trip at full rate.
@@ -60,6 +61,7 @@ pub struct Kafka {
     pub(crate) encoder: Encoder,
     record_time: RecordTime,
     unroutable: Unroutable,
+    missing: Missing,
     pub(crate) timeout: Duration,
     full: Mutex<Option<Arc<Link>>>,
     /// For events that were refused together with others.
@@ -91,7 +93,7 @@ impl Kafka {
         let transactions = config.transactions.as_deref().map(|name| {
             let own = (name, config.transactions_topic.as_str());
             let login = Arc::clone(&login);
-            Transactions::new(login, own, &config.topic, config.unroutable, timeout)
+            Transactions::new(login, own, &config.topic, timeout)
         });
         Ok(Self {
             transactions: transactions.map(Arc::new),
@@ -100,6 +102,7 @@ impl Kafka {
             encoder: Encoder::new(config.encoding, source),
             record_time: config.record_time,
             unroutable: config.unroutable,
+            missing: Missing::default(),
             timeout,
             full: Mutex::new(None),
             alone: Mutex::new(None),
@@ -167,11 +170,16 @@ impl Kafka {
     /// What a look at a topic means for its events.
     fn refusal(&self, link: &Link, topic: &str, found: &Found) -> Option<Error> {
         match found {
-            Found::There => None,
-            Found::Missing => Some(unroutable(self.unroutable, topic)),
-            Found::Refused(code) => {
-                Some(delivery_error(*code, topic, self.unroutable, link.trouble()))
+            Found::There => {
+                self.missing.is_there(topic);
+                None
             }
+            Found::Missing => {
+                let is_settled = self.missing.is_settled(topic, Instant::now().into_std());
+                let how = if is_settled { self.unroutable } else { Unroutable::Retry };
+                Some(unroutable(how, topic))
+            }
+            Found::Refused(code) => Some(delivery_error(*code, topic, link.trouble())),
         }
     }
 
@@ -284,7 +292,7 @@ impl Kafka {
         }
         match link.fatal() {
             Some(why) => fatal_error(why),
-            None => delivery_error(code, topic, self.unroutable, link.trouble()),
+            None => delivery_error(code, topic, link.trouble()),
         }
     }
 }

@@ -28,7 +28,6 @@ use rdkafka::message::OwnedHeaders;
 use rdkafka::producer::Producer;
 use tokio::time::Instant;
 
-use crate::config::Unroutable;
 use crate::connect::{Answer, Letter, Link};
 use crate::error::{delivery_error, is_size, may_be_anothers, throttled, too_large};
 use crate::login::Login;
@@ -65,7 +64,6 @@ pub(crate) struct Transactions {
     pub(crate) topic: String,
     /// Whose notes count: another sink's, or those of another topic, don't.
     pub(crate) scope: String,
-    pub(crate) unroutable: Unroutable,
     pub(crate) timeout: Duration,
     seen: Seen,
     /// And when each was used last.
@@ -97,12 +95,11 @@ impl Transactions {
         login: Arc<Login>,
         (name, topic): (&str, &str),
         template: &str,
-        unroutable: Unroutable,
         timeout: Duration,
     ) -> Self {
         let (seen, lanes) = (Seen::default(), Mutex::default());
         let (scope, name, topic) = (format!("{name} {template}"), name.into(), topic.into());
-        Self { login, name, topic, scope, unroutable, timeout, seen, lanes }
+        Self { login, name, topic, scope, timeout, seen, lanes }
     }
 
     /// Publishes a call's events, of which the topics in `wrong` take none, and which are sent
@@ -255,7 +252,7 @@ impl Call<'_> {
         if is_fenced(code) {
             return fenced();
         }
-        let error = delivery_error(code, &self.own.topic, Unroutable::Retry, link.trouble());
+        let error = delivery_error(code, &self.own.topic, link.trouble());
         match error.kind() {
             // It is no event's fault.
             ErrorKind::Permanent => throttled(error.chain()),
@@ -408,7 +405,7 @@ impl Call<'_> {
         let (own, parcel) = (self.own, &self.parcels[place]);
         let topic = parcel.topic.as_deref().unwrap_or_default();
         if !is_size(code) {
-            return delivery_error(code, topic, own.unroutable, link.trouble());
+            return delivery_error(code, topic, link.trouble());
         }
         let (admin, patience) = (own.login.admin(), own.login.patience());
         let limit = wait_for(patience + GRACE, look::limit(admin, topic, patience)).flatten();
