@@ -6,6 +6,7 @@
 
 pub mod delivery;
 pub mod failures;
+pub mod reader;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -127,7 +128,7 @@ pub(crate) async fn publish_all(sink: &dyn Sink, records: &[Record]) -> Vec<Outc
         let fits = |record: &&Record| {
             bytes += record.event.cost_bytes();
             let key = record.event.key();
-            let chained = capabilities.chain == postrider_core::Chain::Many;
+            let chained = capabilities.chain != postrider_core::Chain::One;
             let fits = keys.is_empty()
                 || bytes <= capabilities.max_batch_bytes
                     && keys.len() < capabilities.max_batch_records
