@@ -246,8 +246,8 @@ END
 $body$;
 
 -- Every partition that an outbox has or had, and the positions between which its records lie:
--- NULL where it begins at the oldest, or has not ended. Those that no tick belongs to yet are left
--- out.
+-- NULL where it begins at the oldest, or has not ended. One that was raised again before a tick
+-- ends where it begins. Those that no tick belongs to yet are left out.
 CREATE FUNCTION {schema}.partitions(outbox text DEFAULT 'outbox')
 RETURNS TABLE (partition integer, partitions integer, begins text, ends text)
 LANGUAGE plpgsql VOLATILE AS $body$
@@ -256,14 +256,19 @@ BEGIN
     RETURN QUERY EXECUTE format(
         'WITH last AS (SELECT DISTINCT ON (generation) generation,'
         '         %1$s.position_text(stamp, seq_hi) AS place'
-        '     FROM %1$s.%2$I ORDER BY generation, stamp DESC)'
-        ' SELECT p, g.partitions, before.place, CASE WHEN next.generation IS NOT NULL'
-        '     THEN own.place END'
-        ' FROM %1$s.generation g CROSS JOIN generate_series(0, g.partitions - 1) AS p'
-        ' JOIN last AS own ON own.generation = g.number'
-        ' LEFT JOIN last AS before ON before.generation = g.number - 1'
-        ' LEFT JOIN last AS next ON next.generation = g.number + 1'
-        ' WHERE g.outbox = $1 ORDER BY g.number, p',
+        '     FROM %1$s.%2$I ORDER BY generation, stamp DESC),'
+        ' spans AS (SELECT g.number, g.partitions,'
+        '         (SELECT l.place FROM last AS l WHERE l.generation < g.number'
+        '             ORDER BY l.generation DESC LIMIT 1) AS begins,'
+        '         (SELECT l.place FROM last AS l WHERE l.generation <= g.number'
+        '             ORDER BY l.generation DESC LIMIT 1) AS ends,'
+        '         EXISTS (SELECT FROM last AS l WHERE l.generation = g.number) AS begun,'
+        '         EXISTS (SELECT FROM last AS l WHERE l.generation > g.number) AS ended'
+        '     FROM %1$s.generation AS g WHERE g.outbox = $1)'
+        ' SELECT p, s.partitions, s.begins, CASE WHEN s.ended THEN s.ends END'
+        ' FROM spans AS s CROSS JOIN generate_series(0, s.partitions - 1) AS p'
+        ' WHERE s.begun OR s.ended AND s.ends IS NOT NULL'
+        ' ORDER BY s.number, p',
         {schema_ident_text}, outbox || '_tick') USING outbox;
 END
 $body$;

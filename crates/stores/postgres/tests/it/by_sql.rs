@@ -236,6 +236,45 @@ async fn raised_partitions_end_and_name_their_successors() {
     }
 }
 
+/// The generation between has no tick, and so no record.
+#[tokio::test]
+async fn partitions_that_were_raised_twice_at_once_lie_end_to_end() {
+    for version in Version::ALL {
+        let database = database(version);
+        let session = session(&database.url()).await;
+        append(&session, &["a"]).await;
+        let head = column(&session, "SELECT postrider.head()").await.concat();
+        let raise = "SELECT postrider.raise_partitions('outbox', 16),
+            postrider.raise_partitions('outbox', 32)";
+        session.batch_execute(raise).await.expect("raise");
+        let listed = "SELECT format('%s of %s %s to %s', count(*), partitions, begins, ends)
+            FROM postrider.partitions() GROUP BY partitions, begins, ends ORDER BY partitions";
+        assert_eq!(column(&session, listed).await, ["8 of 8  to "], "no tick has them yet");
+        append(&session, &["a"]).await;
+        let wanted = [
+            format!("8 of 8  to {head}"),
+            format!("16 of 16 {head} to {head}"),
+            format!("32 of 32 {head} to "),
+        ];
+        assert_eq!(column(&session, listed).await, wanted);
+        // The same way as read_feed leads.
+        let (mut at, mut partitions) = ("NULL".to_owned(), 8);
+        while partitions < 32 {
+            let read = format!(
+                "SELECT FROM postrider.read_feed('outbox', 0, {at}, partitions => {partitions})"
+            );
+            if partitions == 8 && at == "NULL" {
+                at = format!("'{head}'");
+                continue;
+            }
+            let (code, text) = refusal(&session, &read).await;
+            let says = format!("position {head} in 0, {partitions} of {}", partitions * 2);
+            assert!(code == "PR005" && text.contains(&says), "{code} {text}");
+            partitions *= 2;
+        }
+    }
+}
+
 /// A standby serves what was cut on the primary; it makes no ticks itself. A reader has no right on
 /// anything but reading.
 #[tokio::test]
