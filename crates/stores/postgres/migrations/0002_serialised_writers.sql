@@ -136,7 +136,7 @@ BEGIN
         OR place.locked_by IS DISTINCT FROM pg_current_xact_id_if_assigned()
     THEN
         RAISE EXCEPTION 'partition % of feed "%" is not locked by this transaction', partition, feed
-            USING ERRCODE = 'object_not_in_prerequisite_state',
+            USING ERRCODE = 'PR007',
                 HINT = 'Call lock_feed(feed, partition) first, in the same transaction.';
     END IF;
     -- Two such UUIDs hold 20 bytes of which at least ten are random from end to end.

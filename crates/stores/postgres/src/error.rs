@@ -21,6 +21,8 @@ pub(crate) const NAMES_NOTHING: &str = "PR002";
 const BELOW_HORIZON: &str = "PR003";
 /// The outbox's sequence was set back.
 const SET_BACK: &str = "PR006";
+/// What has to come before a call was not done.
+const NOT_PREPARED: &str = "PR007";
 
 /// What a login that can't be done calls for.
 pub(crate) const LOGIN_AS_ASKED: &str = "the login can't be done as asked: the server wants a \
@@ -30,7 +32,8 @@ pub(crate) const LOGIN_AS_ASKED: &str = "the login can't be done as asked: the s
 pub(crate) const NO_TLS: &str =
     "the server offers no TLS; turn its `ssl` on, or allow plain text by sslmode=disable";
 
-/// The kind of a SQLSTATE, and what a person should do about it.
+/// The kind of a SQLSTATE that a statement of ours was answered with, and what a person should do
+/// about it.
 fn classify(code: &str) -> (ErrorKind, &'static str) {
     use ErrorKind::{Corrupt, Permanent, Transient};
     match code {
@@ -89,6 +92,7 @@ fn classify(code: &str) -> (ErrorKind, &'static str) {
         ),
         BEYOND_HEAD | NAMES_NOTHING | BELOW_HORIZON => (Permanent, "the position is refused"),
         SET_BACK => (Permanent, "the outbox's sequence was set back"),
+        NOT_PREPARED => (Permanent, "what has to come before was not done"),
         "P0002" | "P0003" => {
             (Corrupt, "a row that Postrider keeps is missing; stop, and restore a backup")
         }
@@ -96,6 +100,30 @@ fn classify(code: &str) -> (ErrorKind, &'static str) {
             (Corrupt, "the database reports damaged data; stop, check its disks, restore a backup")
         }
         _ => classify_class(code),
+    }
+}
+
+/// [`classify`] for a statement of the application's own: what is missing there, or is not allowed,
+/// is the application's.
+fn classify_of_application(code: &str) -> (ErrorKind, &'static str) {
+    use ErrorKind::{Permanent, Unsupported};
+    match code {
+        "42501" => (Permanent, "the role lacks a privilege on what the statement names; grant it"),
+        "3F000" | "42P01" | "42883" | "42703" => (
+            Permanent,
+            "the statement names something that is not there; check the name, the search_path, \
+             and that the application's own migrations have run",
+        ),
+        "42P06" | "42P07" | "42710" | "42723" | "42701" => {
+            (Permanent, "something of that name is there already")
+        }
+        "P0002" | "P0003" => {
+            (Permanent, "a query gave no row, or several, where its function wants one")
+        }
+        _ if code.starts_with("0A") => {
+            (Unsupported, "this server lacks a feature that the statement needs")
+        }
+        _ => classify(code),
     }
 }
 
@@ -120,7 +148,8 @@ fn classify_class(code: &str) -> (ErrorKind, &'static str) {
 /// Whether the server's own text is the best there is: our functions and constraints wrote it, or
 /// it names what is wrong with a value.
 fn speaks_for_itself(code: &str) -> bool {
-    [BEYOND_HEAD, NAMES_NOTHING, BELOW_HORIZON, SET_BACK, "P0001", "25000"].contains(&code)
+    [BEYOND_HEAD, NAMES_NOTHING, BELOW_HORIZON, SET_BACK, NOT_PREPARED, "P0001", "25000"]
+        .contains(&code)
         || is_refusal(code)
 }
 
@@ -130,7 +159,16 @@ fn is_refusal(code: &str) -> bool {
 }
 
 pub(crate) fn compose(place: &str, code: &str, message: &str, constraint: Option<&str>) -> Error {
-    let (kind, remedy) = classify(code);
+    compose_as(classify(code), place, code, message, constraint)
+}
+
+fn compose_as(
+    (kind, remedy): (ErrorKind, &str),
+    place: &str,
+    code: &str,
+    message: &str,
+    constraint: Option<&str>,
+) -> Error {
     // Our constraints are named by the sentence that a refusal should say.
     let sentence = constraint.filter(|name| code.starts_with("23") && name.contains(' '));
     match sentence {
@@ -140,11 +178,26 @@ pub(crate) fn compose(place: &str, code: &str, message: &str, constraint: Option
     }
 }
 
-/// Turns the driver's error into a reaction; `place` is a verb and an object.
+/// Turns the driver's error at a statement of the application's own into a reaction; `place` is a
+/// verb and an object.
 pub fn postgres_error(place: &str, error: tokio_postgres::Error) -> Error {
+    driver_error_as(classify_of_application, place, error)
+}
+
+/// [`postgres_error`] for a statement of ours.
+fn own_error(place: &str, error: tokio_postgres::Error) -> Error {
+    driver_error_as(classify, place, error)
+}
+
+fn driver_error_as(
+    classify: fn(&str) -> (ErrorKind, &'static str),
+    place: &str,
+    error: tokio_postgres::Error,
+) -> Error {
     if let Some(cause) = error.as_db_error() {
         let code = cause.code().code();
-        let composed = compose(place, code, cause.message(), cause.constraint());
+        let (message, constraint) = (cause.message(), cause.constraint());
+        let composed = compose_as(classify(code), place, code, message, constraint);
         return match is_refusal(code) {
             true => composed,
             false => composed.with_source(error),
@@ -166,7 +219,7 @@ pub fn postgres_error(place: &str, error: tokio_postgres::Error) -> Error {
 pub(crate) fn connect_error(name: &str, error: tokio_postgres::Error) -> Error {
     let place = format!("connect to {name}");
     if error.as_db_error().is_some() {
-        return postgres_error(&place, error);
+        return own_error(&place, error);
     }
     let (kind, remedy) = before_the_server(&error);
     Error::new(kind, format!("{place}: {remedy}")).with_source(error)
@@ -389,15 +442,15 @@ fn append_refusal(
     }
 }
 
-/// [`postgres_error`] for statements that append.
+/// [`own_error`] for statements that append.
 pub(crate) fn append_error(error: tokio_postgres::Error) -> Error {
     let refusal = error
         .as_db_error()
         .and_then(|e| append_refusal(e.code().code(), e.message(), e.constraint(), e.routine()));
-    refusal.unwrap_or_else(|| postgres_error(crate::append::PLACE, error))
+    refusal.unwrap_or_else(|| own_error(crate::append::PLACE, error))
 }
 
-/// [`postgres_error`] for the errors of `sqlx`.
+/// [`own_error`] for the errors of `sqlx`.
 #[cfg(feature = "sqlx")]
 pub(crate) fn sqlx_error(place: &str, error: sqlx::Error) -> Error {
     let Some(cause) = sqlx_cause(&error) else {
@@ -424,9 +477,9 @@ fn sqlx_cause(error: &sqlx::Error) -> Option<&sqlx::postgres::PgDatabaseError> {
     error.as_database_error().and_then(|error| error.try_downcast_ref())
 }
 
-/// [`postgres_error`] as the argument of `map_err`.
+/// [`own_error`] as the argument of `map_err`.
 pub(crate) fn failed(place: &'static str) -> impl FnOnce(tokio_postgres::Error) -> Error {
-    move |error| postgres_error(place, error)
+    move |error| own_error(place, error)
 }
 
 #[cfg(test)]
@@ -493,6 +546,7 @@ mod tests {
             ("PR002", Permanent, "the server's text"),
             ("PR003", Permanent, "the server's text"),
             ("PR006", Permanent, "the server's text"),
+            ("PR007", Permanent, "the server's text"),
             ("XX000", Transient, "its log"),
             ("XX001", Corrupt, "damaged"),
             ("XX002", Corrupt, "damaged"),
@@ -502,6 +556,33 @@ mod tests {
             let error = compose("read", code, "the server's text", None);
             assert_eq!(error.kind(), kind, "{code}");
             assert!(error.to_string().contains(says), "{code}: {error}");
+        }
+    }
+
+    /// A remedy at Postrider's own tables would mislead whoever has misspelt a table of his own.
+    #[test]
+    fn statements_of_the_application_are_not_told_of_postriders_tables() {
+        use ErrorKind::{Permanent, Transient, Unsupported};
+        for (code, kind, says) in [
+            ("42501", Permanent, "grant it"),
+            ("3F000", Permanent, "search_path"),
+            ("42P01", Permanent, "search_path"),
+            ("42883", Permanent, "search_path"),
+            ("42703", Permanent, "search_path"),
+            ("42P06", Permanent, "there already"),
+            ("42P07", Permanent, "there already"),
+            ("42710", Permanent, "there already"),
+            ("42723", Permanent, "there already"),
+            ("42701", Permanent, "there already"),
+            ("P0002", Permanent, "no row"),
+            ("P0003", Permanent, "no row"),
+            ("0A000", Unsupported, "the statement needs"),
+            ("40001", Transient, "begin this one again"),
+            ("57P01", Transient, "ended the connection"),
+        ] {
+            let (found, text) = classify_of_application(code);
+            assert_eq!(found, kind, "{code}");
+            assert!(text.contains(says) && !text.contains("ostrider"), "{code}: {text}");
         }
     }
 

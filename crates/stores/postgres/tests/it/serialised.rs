@@ -109,13 +109,13 @@ async fn what_is_not_locked_or_not_there_is_refused() {
     let database = feed(Version::V15).await;
     let session = session(&database.url()).await;
     for (sql, code) in [
-        ("SELECT postrider.next_ulid('movement', 0)", "55000"),
+        ("SELECT postrider.next_ulid('movement', 0)", "PR007"),
         ("BEGIN; SELECT postrider.lock_feed('movement', 1);
-          SELECT postrider.next_ulid('movement', 0)", "55000"),
+          SELECT postrider.next_ulid('movement', 0)", "PR007"),
         ("ROLLBACK; BEGIN; SAVEPOINT s; SELECT postrider.lock_feed('movement', 1); ROLLBACK TO s;
-          SELECT postrider.next_ulid('movement', 1)", "55000"),
+          SELECT postrider.next_ulid('movement', 1)", "PR007"),
         ("ROLLBACK; BEGIN; SELECT postrider.lock_feed('movement', 1); COMMIT; BEGIN;
-          SELECT postrider.next_ulid('movement', 1)", "55000"),
+          SELECT postrider.next_ulid('movement', 1)", "PR007"),
         ("ROLLBACK; SELECT postrider.lock_feed('movement', 4)", "42704"),
         ("SELECT postrider.lock_feed('none', 0)", "42704"),
         ("SELECT postrider.setup_serialised_feed('movement', 2)", "22023"),
