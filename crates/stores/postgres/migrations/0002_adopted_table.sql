@@ -152,12 +152,15 @@ BEGIN
         END IF;
     END LOOP;
     f := {schema}.mapped_field(source, a.mapping, 'created_at', ARRAY['created_at']);
+    -- Infinity, BC and what lies beyond the year 9999 stand for no time, and would not fit in an
+    -- event either. The bounds are those of what reads the log.
     at := CASE WHEN f.expression IS NULL THEN 'NULL::timestamptz'
         WHEN f.type = 'timestamptz'::regtype
-            THEN format('CASE WHEN isfinite(%1$s) THEN %1$s END', f.expression)
+            THEN format('CASE WHEN %1$s >= %2$L AND %1$s < %3$L THEN %1$s END', f.expression,
+                '0001-01-01 00:00:00+00', '9999-12-30 22:00:01+00')
         WHEN f.type = 'timestamp'::regtype
-            THEN format('CASE WHEN isfinite(%1$s) THEN %1$s AT TIME ZONE %2$L END', f.expression,
-                'UTC')
+            THEN format('CASE WHEN %1$s >= %3$L AND %1$s < %4$L THEN %1$s AT TIME ZONE %2$L END',
+                f.expression, 'UTC', '0001-01-01 00:00:00', '9999-12-30 22:00:01')
         WHEN f.type = 'bigint'::regtype
             THEN format('CASE WHEN %1$s BETWEEN 0 AND 100000000000000'
                 ' THEN to_timestamp(%1$s / 1000.0) END', f.expression) END;
@@ -335,6 +338,9 @@ DECLARE
     known {schema}.adopted%ROWTYPE;
     name  name;
     at    text;
+    -- The routines that are here before, others' among them.
+    there oid[] := ARRAY(SELECT p.oid FROM pg_proc p
+        WHERE p.pronamespace = to_regnamespace({schema_ident_text}));
 BEGIN
     SELECT format('%I.%I', n.nspname, c.relname), coalesce(adopt_table.outbox, c.relname)
         INTO STRICT a.source, a.outbox
@@ -354,6 +360,14 @@ BEGIN
                     THEN 'It is one of Postrider''s own tables. Give outbox => ''another_name'','
                         ' and that name to the relay.'
                     ELSE 'Give outbox => ''another_name'', or call release_table first.' END;
+    END IF;
+    IF known.source IS NULL AND EXISTS (SELECT FROM pg_class c WHERE c.relname = a.outbox
+        AND c.relnamespace = to_regnamespace({schema_ident_text}))
+    THEN
+        -- Most of all the table itself, in a schema that is shared.
+        RAISE EXCEPTION '%.% is there already, and an outbox needs a view of its name',
+            {schema_text}, a.outbox USING ERRCODE = 'duplicate_object',
+                HINT = 'Give outbox => ''another_name'', and that name to the relay.';
     END IF;
     PERFORM {schema}.check_adoptable(source, add_columns);
     a.mapping := coalesce(mapping, '{}');
@@ -397,6 +411,7 @@ BEGIN
     IF NOT a.columns THEN
         EXECUTE {schema}.fill_template({schema}.outbox_template('ripe'), a);
     END IF;
+    PERFORM {schema}.note_routines(there);
     PERFORM {schema}.apply_grants();
     RETURN a.outbox;
 END
@@ -419,9 +434,8 @@ BEGIN
                 HINT = 'Requeue them and let them be delivered, or drop them.';
     END IF;
     EXECUTE format('DROP VIEW %s.%I', {schema_ident_text}, outbox);
-    FOR name IN SELECT p.oid::regprocedure::text FROM pg_proc p
-        WHERE p.pronamespace = to_regnamespace({schema_ident_text})
-            AND p.proname IN (SELECT release_table.outbox || '_' || x FROM unnest(ARRAY['tick',
+    FOR name IN SELECT p.oid::regprocedure::text FROM {schema}.own_routines() AS p
+        WHERE p.name IN (SELECT release_table.outbox || '_' || x FROM unnest(ARRAY['tick',
                 'read', 'raise', 'passed', 'prune', 'empty', 'prunable', 'drawing']) AS x)
     LOOP
         EXECUTE 'DROP FUNCTION ' || name;
@@ -435,7 +449,9 @@ BEGIN
     DELETE FROM {schema}.wal_base b WHERE b.outbox = release_table.outbox;
     DELETE FROM {schema}.wal_after w WHERE w.outbox = release_table.outbox;
     DELETE FROM {schema}.wal_recovery w WHERE w.outbox = release_table.outbox;
+    DELETE FROM {schema}.wal_seal s WHERE s.outbox = release_table.outbox;
     DELETE FROM {schema}.feed f WHERE f.outbox = release_table.outbox;
+    PERFORM {schema}.forget_routines();
 END
 $body$;
 

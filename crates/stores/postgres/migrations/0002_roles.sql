@@ -12,6 +12,39 @@ CREATE TABLE {schema}.role_grant (
     PRIMARY KEY (role, part)
 );
 
+-- Our own routines, each as regprocedure shows it with its schema. Others may keep routines in the
+-- same schema, of the same names even: those are none of our business.
+CREATE TABLE {schema}.routine (
+    signature text NOT NULL PRIMARY KEY COLLATE "C"
+);
+
+CREATE FUNCTION {schema}.own_routines() RETURNS TABLE (oid oid, name text)
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $body$
+    SELECT p.oid, p.proname::text FROM pg_proc AS p
+    JOIN {schema}.routine AS r ON r.signature = p.oid::regprocedure::text
+    WHERE p.pronamespace = to_regnamespace({schema_ident_text})
+$body$;
+
+-- Forgets what was dropped: something else may come under the same signature.
+CREATE FUNCTION {schema}.forget_routines() RETURNS void
+LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp AS $body$
+    DELETE FROM {schema}.routine AS r WHERE NOT EXISTS (SELECT FROM pg_proc AS p
+        WHERE p.pronamespace = to_regnamespace({schema_ident_text})
+            AND p.oid::regprocedure::text = r.signature)
+$body$;
+
+-- Remembers as ours what this role has made here since, in this transaction.
+CREATE FUNCTION {schema}.note_routines(before oid[]) RETURNS void
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $body$
+BEGIN
+    PERFORM {schema}.forget_routines();
+    INSERT INTO {schema}.routine SELECT p.oid::regprocedure::text FROM pg_proc AS p
+        WHERE p.pronamespace = to_regnamespace({schema_ident_text}) AND p.oid <> ALL (before)
+            AND p.proowner = (SELECT r.oid FROM pg_roles AS r WHERE r.rolname = current_user)
+        ON CONFLICT DO NOTHING;
+END
+$body$;
+
 -- The functions of a part by their names; those of an outbox by what follows its name.
 CREATE FUNCTION {schema}.functions_of(part text, OUT shared text[], OUT of_outbox text[])
 LANGUAGE sql IMMUTABLE AS $body$
@@ -23,7 +56,8 @@ LANGUAGE sql IMMUTABLE AS $body$
             'outboxes', 'successors', 'generation_of', 'known_outbox', 'position_halves',
             'position_bits', 'position_text', 'payload_text', 'partition_of', 'adopted_warnings',
             'check_settings', 'setting_ms', 'ulid_text', 'ulid_of_text', 'ulid_time',
-            'read_table_feed', 'known_table_feed', 'qualified_name']
+            'read_table_feed', 'known_table_feed', 'qualified_name', 'primary_key_of', 'row_with_key',
+            'table_feed_warnings', 'heirs_without_feed']
         WHEN 'relay' THEN ARRAY['log_table', 'log_numbers']
         ELSE '{}' END,
     CASE part
@@ -44,9 +78,9 @@ LANGUAGE sql STABLE AS $body$
     FROM unnest(CASE part WHEN 'relay' THEN ARRAY['reader', 'relay'] ELSE ARRAY[part] END)
         AS n (part)
     CROSS JOIN LATERAL {schema}.functions_of(n.part) AS f
-    JOIN pg_proc AS p ON p.pronamespace = to_regnamespace({schema_ident_text})
-        AND (p.proname = ANY (f.shared) OR EXISTS (SELECT FROM {schema}.feed AS o,
-            unnest(f.of_outbox) AS s (suffix) WHERE p.proname = o.outbox || s.suffix))
+    JOIN {schema}.own_routines() AS p ON p.name = ANY (f.shared)
+        OR EXISTS (SELECT FROM {schema}.feed AS o, unnest(f.of_outbox) AS s (suffix)
+            WHERE p.name = o.outbox || s.suffix)
     UNION ALL
     SELECT g.privilege || ' ON ' || CASE c.relkind WHEN 'S' THEN 'SEQUENCE ' ELSE 'TABLE ' END
         || c.oid::regclass
@@ -75,7 +109,6 @@ LANGUAGE sql STABLE AS $body$
             ('{reader,relay}', 'SELECT', 'migration'),
             ('{reader,relay}', 'SELECT', 'adopted'),
             ('{reader,relay}', 'SELECT', 'table_feed'),
-            ('{reader,relay}', 'SELECT', 'table_feed'),
             ('{relay}', 'SELECT, INSERT, UPDATE, DELETE', 'lease'),
             ('{relay}', 'SELECT, INSERT, UPDATE, DELETE', 'relay'),
             ('{relay}', 'SELECT, INSERT, UPDATE, DELETE', 'checkpoint'),
@@ -97,14 +130,19 @@ LANGUAGE sql STABLE AS $body$
 $body$;
 
 -- Gives all roles what they were granted, also of what has come since, and takes from PUBLIC what
--- PostgreSQL gives it with every new function. Runs at the end of each migration and adoption.
+-- PostgreSQL gives it with every new function of ours. Runs at the end of each migration and
+-- adoption.
 CREATE FUNCTION {schema}.apply_grants() RETURNS void
 LANGUAGE plpgsql VOLATILE AS $body$
 DECLARE
     g         {schema}.role_grant%ROWTYPE;
     privilege text;
 BEGIN
-    EXECUTE 'REVOKE ALL ON ALL ROUTINES IN SCHEMA ' || {schema_ident_text} || ' FROM PUBLIC';
+    FOR privilege IN SELECT p.oid::regprocedure FROM {schema}.own_routines() AS p
+        WHERE has_function_privilege('public', p.oid, 'EXECUTE')
+    LOOP
+        EXECUTE format('REVOKE ALL ON FUNCTION %s FROM PUBLIC', privilege);
+    END LOOP;
     -- A role that was dropped, and one that is made under its name later, has nothing.
     DELETE FROM {schema}.role_grant AS r
         WHERE NOT EXISTS (SELECT FROM pg_roles AS p WHERE p.rolname = r.role);

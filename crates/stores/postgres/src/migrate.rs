@@ -48,10 +48,20 @@ CREATE TABLE IF NOT EXISTS {schema}.migration (
     applied_at timestamptz NOT NULL DEFAULT clock_timestamp(),
     PRIMARY KEY (part, version)
 );
+-- Routines that others keep in this schema are not touched.
+DO $do$ BEGIN
+    PERFORM set_config('postrider.routines_before', ARRAY(SELECT p.oid FROM pg_proc AS p
+        WHERE p.pronamespace = to_regnamespace({schema_ident_text}))::text, true);
+END $do$;
 ";
 
-/// Ends every migration: roles have what they were granted, of the new tables and functions too.
-const GRANTS: &str = "DO $do$ BEGIN PERFORM {schema}.apply_grants(); END $do$;\n";
+/// Ends every migration: the routines that it made are known as Postrider's own, and roles have
+/// what they were granted, of the new tables and functions too.
+const GRANTS: &str = "DO $do$ BEGIN
+    PERFORM {schema}.note_routines(current_setting('postrider.routines_before')::oid[]);
+    PERFORM {schema}.apply_grants();
+END $do$;
+";
 
 /// All SQL that opening runs on a database without the tables, for review. It may be run by hand.
 pub fn schema_sql(options: &PostgresOptions) -> String {

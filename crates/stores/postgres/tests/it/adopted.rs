@@ -535,6 +535,78 @@ async fn unreadable_rows_become_malformed_entries() {
     }
 }
 
+/// "For ever" is often written as the last time that the type has.
+#[tokio::test]
+async fn times_that_no_event_can_have_stop_nothing() {
+    for (version, mode) in [(Version::V15, Mode::Columns), (Version::V18, Mode::Ripe)] {
+        for kind in ["timestamptz", "timestamp"] {
+            let database = database(version);
+            let session = session(&database.url()).await;
+            let rows = format!(
+                "{TABLE}; ALTER TABLE app.outboxevent ADD created_at {kind};
+                INSERT INTO app.outboxevent
+                    (aggregatetype, aggregateid, type, payload, created_at)
+                SELECT 'a', 'k', 'T', to_jsonb(at), at::{kind} FROM unnest(ARRAY[
+                    '294276-12-31 23:59:59.999999+00', 'infinity', '-infinity',
+                    '4714-11-24 00:00:00+00 BC', '0001-12-31 23:59:59.999999+00 BC',
+                    '9999-12-31 00:00:00+00', '9999-12-30 22:00:00+00', '0001-01-01 00:00:00+00',
+                    '2024-02-29 12:00:00+00']) AS at"
+            );
+            session.batch_execute("SET timezone = 'UTC'").await.expect("set");
+            session.batch_execute(&rows).await.expect("rows");
+            session.batch_execute(mode.adopt()).await.expect("adopt");
+            let mut follower = Follower::new(store(&database).await);
+            assert_eq!(follower.wait_for(9).await.len(), 9, "{mode:?} {kind}");
+            let given = "SELECT to_char(appended_at, 'YYYY-MM-DD HH24:MI:SS')
+                FROM postrider.read_feed('outboxevent', postrider.partition_of('k', 8), NULL)
+                WHERE appended_at IS NOT NULL AND appended_at NOT BETWEEN now() - interval '1 day'
+                    AND now() + interval '1 day' ORDER BY appended_at";
+            assert_eq!(
+                column(&session, given).await,
+                ["0001-01-01 00:00:00", "2024-02-29 12:00:00", "9999-12-30 22:00:00"],
+                "{mode:?} {kind}: others have the time of their tick"
+            );
+        }
+    }
+}
+
+/// What is kept under an outbox's name, table by table.
+const KEPT: &str =
+    "SELECT c.relname::text FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid
+    WHERE c.relnamespace = 'postrider'::regnamespace AND c.relkind = 'r' AND a.attname = 'outbox'
+    ORDER BY 1";
+
+#[tokio::test]
+async fn a_released_table_leaves_nothing_behind() {
+    let database = database(Version::V15);
+    let session = session(&database.url()).await;
+    session.batch_execute(TABLE).await.expect("a table");
+    session.batch_execute(Mode::Columns.adopt()).await.expect("adopt");
+    let kept = column(&session, KEPT).await;
+    assert!(kept.len() > 8 && kept.contains(&"wal_seal".to_owned()), "{kept:?}");
+    session
+        .batch_execute(
+            "INSERT INTO postrider.wal_seal VALUES ('outboxevent', 'c', ARRAY[gen_random_uuid()]);
+            INSERT INTO postrider.wal_recovery
+                SELECT 'outboxevent', 'c', 0, pg_current_snapshot(), 0, 0;
+            INSERT INTO postrider.checkpoint (outbox, consumer, partition)
+                VALUES ('outboxevent', 'c', '0/8');
+            SELECT postrider.release_table('outboxevent')",
+        )
+        .await
+        .expect("release");
+    for table in kept {
+        let left =
+            format!("SELECT count(*)::text FROM postrider.{table} WHERE outbox = 'outboxevent'");
+        assert_eq!(column(&session, &left).await, ["0"], "{table}");
+    }
+    let left = "SELECT oid::regclass::text FROM pg_class WHERE relname LIKE 'outboxevent%'
+            AND relnamespace = 'postrider'::regnamespace
+        UNION ALL SELECT oid::regprocedure::text FROM pg_proc WHERE proname LIKE 'outboxevent%'
+        UNION ALL SELECT signature FROM postrider.routine WHERE signature LIKE '%outboxevent%'";
+    assert_eq!(column(&session, left).await, [""; 0]);
+}
+
 #[tokio::test]
 async fn what_can_not_be_adopted_is_refused_with_the_remedy() {
     for version in Version::ALL {

@@ -1,5 +1,6 @@
 //! Least privilege: each part does its work, and is refused what is not its own.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use postrider_core::*;
@@ -15,6 +16,7 @@ on_both_versions! {
     a_relay_does_its_work_and_alters_nothing
     a_grant_covers_what_comes_later_and_can_be_taken_back
     any_name_will_do
+    others_routines_in_the_schema_keep_their_grants
 }
 
 /// A role of its own for one database; dropped with this value, before the database.
@@ -258,6 +260,89 @@ async fn a_grant_covers_what_comes_later_and_can_be_taken_back(version: Version)
     assert_eq!(loose.expect("a query"), "", "whoever acts as the owner has a fixed search_path");
     let missing = world.database.psql("SELECT postrider.grant_writer('nobody of that name')");
     assert!(missing.map_or_else(|e| e.to_string(), |_| String::new()).contains("there is no role"));
+}
+
+/// Every routine of schema public, with its rights as the catalogue has them.
+fn routines(database: &Database) -> BTreeMap<String, String> {
+    let sql = "SELECT p.oid::regprocedure || E'\\t' || coalesce(p.proacl::text, 'default') || ' '
+            || has_function_privilege('public', p.oid, 'EXECUTE')
+        FROM pg_proc p WHERE p.pronamespace = 'public'::regnamespace";
+    let rows = database.psql(sql).expect("a query");
+    rows.lines().filter_map(|row| row.split_once('\t')).map(|(a, b)| (a.into(), b.into())).collect()
+}
+
+/// The application keeps its routines in the same schema, of the same names even.
+async fn others_routines_in_the_schema_keep_their_grants(version: Version) {
+    let database = database(version).await;
+    let (app, other) = (Role::new(&database, "_app"), Role::new(&database, "_other"));
+    let (app_name, other_name) = (quoted(&app.name), quoted(&other.name));
+    let made = format!(
+        "GRANT CREATE ON SCHEMA public TO {other_name};
+         CREATE FUNCTION digest(text) RETURNS text LANGUAGE sql AS 'SELECT $1';
+         CREATE FUNCTION head(integer) RETURNS integer LANGUAGE sql AS 'SELECT $1';
+         REVOKE ALL ON FUNCTION head(integer) FROM PUBLIC;
+         GRANT EXECUTE ON FUNCTION head(integer) TO {app_name};
+         CREATE FUNCTION append(integer) RETURNS integer LANGUAGE sql AS 'SELECT $1';
+         CREATE FUNCTION box_read(text) RETURNS text LANGUAGE sql AS 'SELECT $1';
+         CREATE PROCEDURE tick(integer) LANGUAGE sql AS 'SELECT $1';
+         CREATE AGGREGATE partitions(integer) (SFUNC = int4pl, STYPE = integer);
+         CREATE TABLE item (id integer PRIMARY KEY);
+         CREATE TABLE outboxevent (id uuid, aggregatetype text, aggregateid text, type text,
+             payload text);
+         SET ROLE {other_name};
+         CREATE FUNCTION uuid7(integer) RETURNS integer LANGUAGE sql AS 'SELECT $1';
+         REVOKE ALL ON FUNCTION uuid7(integer) FROM PUBLIC"
+    );
+    database.psql(&made).expect("the application's own");
+    let foreign = routines(&database);
+    assert_eq!(foreign.len(), 7);
+    let options = |outbox: &str| {
+        PostgresOptions::new(database.url()).schema("public").outbox(outbox).partitions(1)
+    };
+    let name = app.name.replace('\'', "''");
+    let all = |call: &str| {
+        let parts = ["writer", "reader", "relay", "documents", "inbox"];
+        parts.map(|part| format!("SELECT {call}_{part}('{name}')")).join(";")
+    };
+    let steps = [
+        None,
+        Some("SELECT adopt_table('outboxevent', add_columns => true, outbox => 'box')".to_owned()),
+        Some("SELECT setup_feed('item')".to_owned()),
+        Some(all("grant")),
+        Some(
+            "SELECT adopt_table('outboxevent', add_columns => true, outbox => 'box',
+            mapping => '{\"topic\": {\"value\": \"t\"}}')"
+                .to_owned(),
+        ),
+        Some(all("revoke")),
+        Some("SELECT release_table('box')".to_owned()),
+    ];
+    let mut most = 0;
+    for step in steps {
+        match &step {
+            None => {
+                PostgresStore::open(options("outbox")).await.expect("init");
+                PostgresStore::open(options("orders")).await.expect("another outbox");
+            }
+            Some(sql) => drop(database.psql(sql).expect(sql)),
+        }
+        let now = routines(&database);
+        for (routine, rights) in &foreign {
+            assert_eq!(now.get(routine), Some(rights), "{routine} after {step:?}");
+        }
+        let own: Vec<_> = now.iter().filter(|(name, _)| !foreign.contains_key(*name)).collect();
+        for (routine, rights) in &own {
+            assert!(rights.ends_with(" false"), "PUBLIC may call {routine} after {step:?}");
+        }
+        most = most.max(own.len());
+        let known = database.psql("SELECT count(*) FROM routine").expect("a query");
+        assert_eq!(known.trim(), own.len().to_string(), "all of ours are known as ours");
+    }
+    assert!(most > 100, "init makes {most}");
+    // The table's own name is taken here, by the table.
+    let taken = database.psql("SELECT adopt_table('outboxevent', add_columns => true)");
+    let text = taken.map_or_else(|error| error.to_string(), |_| String::new());
+    assert!(text.contains("outbox => 'another_name'"), "{text}");
 }
 
 async fn any_name_will_do(version: Version) {
