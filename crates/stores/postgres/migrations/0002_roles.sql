@@ -56,7 +56,7 @@ LANGUAGE sql IMMUTABLE AS $body$
             'outboxes', 'successors', 'generation_of', 'known_outbox', 'position_halves',
             'position_bits', 'position_text', 'payload_text', 'partition_of', 'adopted_warnings',
             'check_settings', 'setting_ms', 'ulid_text', 'ulid_of_text', 'ulid_time',
-            'read_table_feed', 'known_table_feed', 'qualified_name', 'primary_key_of', 'row_with_key',
+            'read_table_feed', 'known_table_feed', 'primary_key_of', 'row_with_key',
             'table_feed_warnings', 'heirs_without_feed']
         WHEN 'relay' THEN ARRAY['log_table', 'log_numbers']
         ELSE '{}' END,

@@ -1,9 +1,10 @@
 //! What a person should look at: transactions that were left open, and bounds that are missing.
 //!
 //! What lives here: the looks, and a sentence with the remedy for each finding. What does not: lag
-//! and dead consumers, which are the same on every store. Invariant: reads only, in one statement
-//! each; needs no privilege beyond a relay's, so where the server hides another role's sessions,
-//! the age of a transaction is taken from the ticks.
+//! and dead consumers, which are the same on every store; tables as feeds, whose look is SQL
+//! (`migrations/0002_any_table.sql`). Invariant: reads only, in one statement each; needs no
+//! privilege beyond a relay's, so where the server hides another role's sessions, the age of a
+//! transaction is taken from the ticks.
 
 use std::time::Duration;
 
@@ -71,14 +72,24 @@ const BOUNDS: &str = "WITH appended_to AS (
     WHERE c.value <> 'not to be seen from this connection'
     GROUP BY 1 ORDER BY 1 LIMIT 20";
 
+/// Tables whose changes are no events as things are. Reads the catalogue, takes no lock.
+const LOST_CHANGES: &str = "SELECT {schema}.table_feed_warnings($1)";
+
 impl PostgresStore {
     /// What is in trouble now, a sentence each, with the remedy: transactions that were left open
-    /// for minutes with locked keys or uncommitted events, prepared ones among them.
+    /// for minutes with locked keys or uncommitted events, prepared ones among them; and tables
+    /// whose changes `setup_feed` made events of this outbox, and of which some are lost.
     ///
     /// # Errors
     /// `Transient` when the database can't be reached.
     pub async fn warnings(&self) -> Result<Vec<String>> {
-        self.transactions_left_open(LEFT_BEHIND).await
+        let mut found = self.transactions_left_open(LEFT_BEHIND).await?;
+        let names = &self.inner.names;
+        let params: [crate::connections::Param<'_>; 1] = [(&names.outbox(), Type::TEXT)];
+        let place = "look at the tables that are feeds";
+        let lost = self.inner.connections.query(place, &names.fill(LOST_CHANGES), &params).await?;
+        found.extend(lost.iter().map(|row| row.get::<_, String>(0)));
+        Ok(found)
     }
 
     /// [`PostgresStore::warnings`] with another time than five minutes.

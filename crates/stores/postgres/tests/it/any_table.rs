@@ -1,12 +1,14 @@
 //! Any table as a feed.
 //!
-//! What lives here: set-up and its refusals, what the triggers append, reading joined back, and all
-//! of it under faults. What does not: the outbox itself.
+//! What lives here: set-up and its refusals, what the triggers append, what is told of those that
+//! no longer see every change, reading joined back, and all of it under faults. What does not: the
+//! outbox itself.
 //! Invariant: every change that is committed has one event, and a key's events come in order.
 
 #![expect(clippy::disallowed_methods, reason = "sessions and writers end with their test")]
 
 use std::collections::HashMap;
+use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -133,7 +135,7 @@ async fn what_can_be_no_feed_is_refused_with_the_remedy() {
     )
     .await;
     for (sql, code, text) in [
-        ("SELECT postrider.setup_feed('bare')", "55000", "primary key"),
+        ("SELECT postrider.setup_feed('bare')", "PR007", "primary key"),
         ("SELECT postrider.setup_feed('seen')", "42809", "no table"),
         ("SELECT postrider.setup_feed('item', '{nope}')", "42703", "nope"),
         ("SELECT postrider.setup_feed('item', outbox => 'none')", "42704", "none"),
@@ -143,13 +145,296 @@ async fn what_can_be_no_feed_is_refused_with_the_remedy() {
         ("INSERT INTO item VALUES (1, NULL)", "23502", "key"),
         (
             "DELETE FROM postrider.table_feed; INSERT INTO item VALUES (1, 'a')",
-            "55000",
+            "PR007",
             "teardown_feed",
         ),
     ] {
         let (found, message) = refusal(&session, sql).await;
         assert!(found == code && message.contains(text), "{sql}: {found} {message}");
     }
+}
+
+/// `topic type key` of all events, as they were appended.
+async fn appended(session: &Client) -> Vec<String> {
+    let sql = "SELECT concat_ws(' ', topic, type, key) FROM postrider.outbox ORDER BY seq";
+    column(session, sql).await
+}
+
+/// A statement that names another table fires no trigger for statements where its rows land.
+#[tokio::test]
+async fn what_is_written_through_a_parent_is_in_the_feed() {
+    for version in Version::ALL {
+        let database = database(version);
+        let session = session(&database.url()).await;
+        let all = "events => '{inserted,updated,deleted}'";
+        run(
+            &session,
+            &format!(
+                "CREATE TABLE reading (at integer PRIMARY KEY, n integer) PARTITION BY RANGE (at);
+                CREATE TABLE reading_1 PARTITION OF reading FOR VALUES FROM (0) TO (10);
+                CREATE TABLE reading_2 PARTITION OF reading FOR VALUES FROM (10) TO (20);
+                SELECT postrider.setup_feed('reading_1', {all}, topic => 'r');
+                CREATE TABLE base (id integer PRIMARY KEY, n integer);
+                CREATE TABLE heir (PRIMARY KEY (id)) INHERITS (base);
+                CREATE TABLE grandheir (PRIMARY KEY (id)) INHERITS (heir);
+                SELECT postrider.setup_feed('grandheir', {all}, topic => 'g');
+                SELECT postrider.setup_feed('heir', {all}, topic => 'h');
+                SELECT postrider.setup_feed('base', {all}, topic => 'b')"
+            ),
+        )
+        .await;
+        run(
+            &session,
+            "INSERT INTO reading VALUES (1, 0), (2, 0), (11, 0);
+            INSERT INTO reading_1 VALUES (3, 0);
+            UPDATE reading SET n = 1 WHERE at IN (1, 11); UPDATE reading SET at = 12 WHERE at = 2;
+            COPY reading FROM PROGRAM 'echo 4,0' CSV; DELETE FROM reading WHERE at IN (1, 11)",
+        )
+        .await;
+        let wanted = [
+            "r inserted 1",
+            "r inserted 2",
+            "r inserted 3",
+            "r updated 1",
+            "r deleted 2",
+            "r inserted 4",
+            "r deleted 1",
+        ];
+        assert_eq!(appended(&session).await, wanted);
+        run(
+            &session,
+            "TRUNCATE postrider.outbox; INSERT INTO base VALUES (1, 0);
+            INSERT INTO heir VALUES (2, 0); INSERT INTO grandheir VALUES (3, 0);
+            UPDATE base SET n = 1; UPDATE heir SET n = 2; DELETE FROM base",
+        )
+        .await;
+        let mut found = appended(&session).await;
+        found.sort();
+        let mut wanted = [
+            ["b inserted 1", "h inserted 2", "g inserted 3"],
+            ["b updated 1", "h updated 2", "g updated 3"],
+            ["h updated 2", "g updated 3", "b deleted 1"],
+            ["h deleted 2", "g deleted 3", ""],
+        ]
+        .concat();
+        wanted.retain(|event| !event.is_empty());
+        wanted.sort_unstable();
+        assert_eq!(found, wanted, "each change once");
+        assert_eq!(column(&session, LOST).await, [""; 0]);
+    }
+}
+
+const LOST: &str = "SELECT postrider.table_feed_warnings('outbox')";
+
+#[tokio::test]
+async fn no_change_is_in_two_feeds_or_in_none() {
+    let database = database(Version::V15);
+    let session = session(&database.url()).await;
+    run(
+        &session,
+        "CREATE TABLE part (at integer PRIMARY KEY) PARTITION BY RANGE (at);
+        CREATE TABLE part_1 PARTITION OF part FOR VALUES FROM (0) TO (10);
+        CREATE TABLE base (id integer PRIMARY KEY);
+        CREATE TABLE heir (PRIMARY KEY (id)) INHERITS (base);
+        SELECT postrider.setup_feed('part_1')",
+    )
+    .await;
+    for (sql, text) in [
+        ("SELECT postrider.setup_feed('part')", "teardown_feed('part_1')"),
+        ("SELECT postrider.setup_feed('base')", "setup_feed('heir')"),
+        (
+            "SELECT postrider.teardown_feed('part_1'); SELECT postrider.setup_feed('part');
+            SELECT postrider.setup_feed('part_1')",
+            "teardown_feed('part')",
+        ),
+    ] {
+        let (code, message) = refusal(&session, sql).await;
+        assert!(code == "22023" && message.contains(text), "{sql}: {code} {message}");
+    }
+    // Without triggers the application says what happened, wherever.
+    run(&session, "SELECT postrider.setup_feed('base', events => '{}')").await;
+}
+
+/// A table becomes another's after its feed was made: told, with a statement that mends it.
+#[tokio::test]
+async fn triggers_that_no_longer_see_all_changes_are_told_with_the_remedy() {
+    for version in Version::ALL {
+        let database = database(version);
+        let session = session(&database.url()).await;
+        let options = PostgresOptions::new(database.url()).tick_interval(Duration::ZERO);
+        let store = PostgresStore::open(options.clone()).await.expect("open");
+        run(
+            &session,
+            "CREATE SCHEMA \"App; x\"; CREATE TABLE \"App; x\".\"Le'af\" (id integer PRIMARY KEY);
+            CREATE TABLE base (id integer PRIMARY KEY);
+            CREATE TABLE orphan (id integer PRIMARY KEY);
+            SELECT postrider.setup_feed('\"App; x\".\"Le''af\"', topic => 't', payload => 'row'),
+                postrider.setup_feed('base'), postrider.setup_feed('orphan')",
+        )
+        .await;
+        assert_eq!(store.warnings().await.expect("look"), [""; 0]);
+        run(
+            &session,
+            "CREATE TABLE root (id integer PRIMARY KEY) PARTITION BY RANGE (id);
+            ALTER TABLE root ATTACH PARTITION \"App; x\".\"Le'af\" FOR VALUES FROM (0) TO (9);
+            CREATE TABLE heir (PRIMARY KEY (id)) INHERITS (base);
+            ALTER TABLE orphan DISABLE TRIGGER postrider_inserted;
+            INSERT INTO root VALUES (1); INSERT INTO heir VALUES (1);
+            INSERT INTO orphan VALUES (1)",
+        )
+        .await;
+        assert_eq!(appended(&session).await, [""; 0], "this is what is told");
+        let other = PostgresStore::open(options.outbox("other")).await.expect("open");
+        assert_eq!(other.warnings().await.expect("look"), [""; 0], "each outbox has its own");
+        let told = store.warnings().await.expect("look");
+        assert_eq!(told.len(), 4, "{told:?}");
+        for part in ["become a partition", "part of an inheritance", "in no feed", "disabled"] {
+            assert!(told.iter().any(|text| text.contains(part)), "{part}: {told:?}");
+        }
+        // Those that inherit come first: the order in which they are told is not that of need.
+        let mut remedies: Vec<_> =
+            told.iter().map(|text| &text[text.find("SELECT").expect("a statement")..]).collect();
+        remedies.sort_by_key(|remedy| !remedy.contains("heir"));
+        for remedy in remedies {
+            run(&session, remedy).await;
+        }
+        assert_eq!(store.warnings().await.expect("look"), [""; 0]);
+        run(
+            &session,
+            "INSERT INTO root VALUES (2); INSERT INTO heir VALUES (2);
+            INSERT INTO orphan VALUES (2)",
+        )
+        .await;
+        let wanted = ["t inserted 2", "public.heir inserted 2", "public.orphan inserted 2"];
+        assert_eq!(appended(&session).await, wanted);
+    }
+}
+
+/// What follows its table: a feed is the table's, whatever that is called.
+#[tokio::test]
+async fn a_renamed_table_keeps_its_feed_and_its_old_name_is_free() {
+    for version in Version::ALL {
+        let database = database(version);
+        let session = session(&database.url()).await;
+        run(
+            &session,
+            "CREATE TABLE item (id integer PRIMARY KEY); SELECT postrider.setup_feed('item');
+            ALTER TABLE item RENAME TO item_old;
+            CREATE TABLE item (owner text, name text PRIMARY KEY);
+            SELECT postrider.setup_feed('item', '{owner}', topic => 'new');
+            INSERT INTO item_old VALUES (7); INSERT INTO item VALUES ('ann', 'x')",
+        )
+        .await;
+        assert_eq!(appended(&session).await, ["public.item inserted 7", "new inserted ann"]);
+        let key = |key: &str| format!("inserted {key}");
+        let old = changes(&session, "item_old").await;
+        assert_eq!(old, [format!("{} {{\"id\": 7}} {{\"id\": 7}}", key("7"))]);
+        // What was dropped is forgotten when the next one is set up or ended.
+        run(&session, "DROP TABLE item; SELECT postrider.teardown_feed('item_old')").await;
+        let left = "SELECT source::text FROM postrider.table_feed";
+        assert_eq!(column(&session, left).await, [""; 0]);
+    }
+}
+
+/// A dump names the table, whose number is another one afterwards.
+#[tokio::test]
+async fn a_dump_keeps_the_feeds_of_tables() {
+    let database = database(Version::V15);
+    let old = session(&database.url()).await;
+    run(
+        &old,
+        "CREATE SCHEMA app; CREATE TABLE app.item (id integer PRIMARY KEY);
+        CREATE TABLE reading (at integer PRIMARY KEY) PARTITION BY RANGE (at);
+        CREATE TABLE reading_1 PARTITION OF reading FOR VALUES FROM (0) TO (10);
+        SELECT postrider.setup_feed('app.item', topic => 'i'),
+            postrider.setup_feed('reading', topic => 'r');
+        INSERT INTO app.item VALUES (1)",
+    )
+    .await;
+    let dump = tempfile::NamedTempFile::new().expect("a file");
+    let mut pg_dump = Command::new(Version::V18.program("pg_dump").expect("pg_dump"));
+    pg_dump.arg("-f").arg(dump.path()).arg("-d").arg(database.url());
+    assert!(pg_dump.status().expect("pg_dump runs").success());
+    let target = postrider_servers::postgres::shared(Version::V18).expect("a server");
+    let mut psql = Command::new(Version::V18.program("psql").expect("psql"));
+    psql.args(["-q", "-v", "ON_ERROR_STOP=1", "-d"]).arg(target.url());
+    let restored = psql.arg("-f").arg(dump.path()).output().expect("psql runs");
+    assert!(restored.status.success(), "{}", String::from_utf8_lossy(&restored.stderr));
+    let new = session(&target.url()).await;
+    run(&new, "INSERT INTO app.item VALUES (2); INSERT INTO reading VALUES (3)").await;
+    let wanted = ["i inserted 1", "i inserted 2", "r inserted 3"];
+    assert_eq!(appended(&new).await, wanted);
+    assert_eq!(column(&new, LOST).await, [""; 0]);
+}
+
+/// An outbox is shared: with other tables' events, and with whatever the application appends.
+#[tokio::test]
+async fn what_else_is_in_the_outbox_only_moves_the_position() {
+    for version in Version::ALL {
+        let database = database(version);
+        let session = session(&database.url()).await;
+        run(
+            &session,
+            "CREATE DOMAIN small AS integer CHECK (VALUE < 100);
+            CREATE TABLE item (id small PRIMARY KEY);
+            SELECT postrider.setup_feed('item', topic => 't'); INSERT INTO item VALUES (1)",
+        )
+        .await;
+        for (topic, payload) in [
+            ("elsewhere", "'\\xff00'::bytea"),
+            ("elsewhere", "'no JSON'::text"),
+            ("t", "'\\xff00'::bytea"),
+            ("t", "'no JSON'::text"),
+            ("t", "'\"\\u0000\"'::json"),
+            ("t", "'[1]'::json"),
+            ("t", "convert_to(repeat('[', 100000), 'UTF8')"),
+        ] {
+            let sql = format!(
+                "SELECT postrider.append('1', '{topic}', 'alien', {payload},
+                    content_type => 'application/json')"
+            );
+            run(&session, &sql).await;
+        }
+        // An object is an event of the table, also where its key is like no row's.
+        run(
+            &session,
+            "SELECT postrider.append('1', 't', 'odd', '{\"id\": \"one\"}'::json);
+            SELECT postrider.append('1', 't', 'large', '{\"id\": 100}'::json);
+            SELECT postrider.append('1', 't', 'like', '{\"id\": 1}'::json)",
+        )
+        .await;
+        assert_eq!(
+            changes(&session, "item").await,
+            [
+                "inserted 1 {\"id\": 1} {\"id\": 1}",
+                "odd 1 {\"id\": \"one\"} gone",
+                "large 1 {\"id\": 100} gone",
+                "like 1 {\"id\": 1} {\"id\": 1}",
+            ]
+        );
+        let sql = "SELECT count(*)::text FROM postrider.read_table_feed('item',
+            postrider.partition_of('1', 8), NULL) AS r WHERE r.appended_at IS NULL
+                AND num_nulls(r.type, r.key, r.primary_key, r.row) = 4";
+        assert_eq!(column(&session, sql).await, ["7"]);
+    }
+}
+
+/// The application inserts into such a table itself; a trigger can't.
+#[tokio::test]
+async fn an_adopted_table_takes_no_other_tables_changes() {
+    let database = database(Version::V15);
+    let session = session(&database.url()).await;
+    run(
+        &session,
+        "CREATE TABLE item (id integer PRIMARY KEY);
+        CREATE TABLE box (id uuid, aggregatetype text, aggregateid text, type text, payload text);
+        SELECT postrider.adopt_table('box', add_columns => true)",
+    )
+    .await;
+    let (code, text) =
+        refusal(&session, "SELECT postrider.setup_feed('item', outbox => 'box')").await;
+    assert!(code == "22023" && text.contains("adopted") && text.contains("'outbox'"), "{text}");
+    run(&session, "INSERT INTO item VALUES (1)").await;
 }
 
 /// One statement over more rows than there are locks; and a table without triggers.

@@ -15,6 +15,7 @@ mod conformance;
 mod connections;
 mod cut;
 mod documents;
+mod errors;
 mod failover;
 mod inbox;
 mod leases;
