@@ -100,10 +100,15 @@ const OWN: &[(&str, &str)] = &[
     ("transaction.timeout.ms", "timeout_ms"),
 ];
 
+/// Why nothing is loaded from a library that is named in the settings.
+const FOREIGN_CODE: &str = "it would run foreign code in the relay";
+
 /// What has no place here, by how it begins.
 const FOREIGN: &[(&str, &str)] = &[
     ("test.mock.", "events would go to a broker that is none"),
-    ("plugin.library.paths", "it would run foreign code in the relay"),
+    ("plugin.library.paths", FOREIGN_CODE),
+    ("ssl.engine.", FOREIGN_CODE),
+    ("ssl.providers", FOREIGN_CODE),
     ("enable.gapless.guarantee", "one oversize event would stop the whole producer"),
 ];
 
@@ -195,6 +200,9 @@ mod tests {
             ("test.mock.num.brokers", "3", "none"),
             ("transactional.id", "a", "own transactions"),
             ("plugin.library.paths", "/tmp/x.so", "foreign code"),
+            ("ssl.engine.location", "/tmp/x.so", "foreign code"),
+            ("ssl.engine.id", "x", "foreign code"),
+            ("ssl.providers", "default,legacy", "foreign code"),
             ("enable.gapless.guarantee", "true", "whole producer"),
             ("linger.ms", "9000", "half of timeout_ms"),
             ("linger", "5", "no setting"),
