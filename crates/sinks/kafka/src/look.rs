@@ -24,6 +24,7 @@ use crate::login::Login;
 /// How often a topic that is being made is looked for.
 const POLL: Duration = Duration::from_millis(50);
 const LIMIT: &str = "max.message.bytes";
+const POLICY: &str = "cleanup.policy";
 
 /// Whether a topic takes events.
 #[derive(Debug)]
@@ -92,6 +93,30 @@ fn permitted(login: &Login, metadata: &Metadata) -> Result<()> {
 
 /// The largest record that a topic takes, in the broker's own words, if it tells.
 pub(crate) async fn limit(config: ClientConfig, topic: &str, patience: Duration) -> Option<String> {
+    setting(config, topic, LIMIT, patience).await
+}
+
+/// Refuses a topic of notes of which the brokers keep each key's last one alone, if they tell.
+///
+/// # Errors
+/// `Transient`, with the remedy.
+pub(crate) async fn keeps_all(config: ClientConfig, topic: &str, patience: Duration) -> Result<()> {
+    match setting(config, topic, POLICY, patience).await {
+        Some(policy) if policy.contains("compact") => Err(Error::transient(format!(
+            "transactions_topic: {topic} is compacted ({POLICY}={policy}), which deletes notes, so \
+             that events may be sent twice; set {POLICY}=delete"
+        ))),
+        Some(_) | None => Ok(()),
+    }
+}
+
+/// A topic's setting in the broker's own words, if it tells.
+async fn setting(
+    config: ClientConfig,
+    topic: &str,
+    name: &str,
+    patience: Duration,
+) -> Option<String> {
     let made = tokio::task::spawn_blocking(move || {
         AdminClient::<DefaultClientContext>::from_config(&config)
     });
@@ -102,5 +127,5 @@ pub(crate) async fn limit(config: ClientConfig, topic: &str, patience: Duration)
     // Its end waits for a thread.
     tokio::task::spawn_blocking(move || drop(admin));
     let told = answer.ok()?.into_iter().next()?.ok()?;
-    told.get(LIMIT)?.value.clone()
+    told.get(name)?.value.clone()
 }

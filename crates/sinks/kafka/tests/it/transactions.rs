@@ -423,3 +423,22 @@ async fn without_the_topic_of_notes_nothing_is_sent_and_the_error_names_it() {
     sink.check().await.expect("it is there");
     assert!(all_confirmed(&publish(&sink, &[event]).await));
 }
+
+/// Compaction keeps the last note alone, since all notes of a sink have one key.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_topic_of_notes_that_is_compacted_is_told() {
+    let broker = empty_broker().await;
+    let brokers = brokers(&broker);
+    make_topic(&brokers, TOPIC, 1, &[]).await;
+    for (name, policy, is_fine) in [
+        ("kept", "delete", true),
+        ("compacted", "compact", false),
+        ("both", "compact,delete", false),
+    ] {
+        make_topic(&brokers, name, 1, &[("cleanup.policy", policy)]).await;
+        let settings = KafkaConfig { transactions_topic: name.into(), ..settings(&*brokers) };
+        let checked = sink(&settings).check().await.map_err(|error| error.chain());
+        assert_eq!(checked.is_ok(), is_fine, "{name}: {checked:?}");
+        assert!(checked.err().is_none_or(|text| text.contains("cleanup.policy=delete")), "{name}");
+    }
+}
