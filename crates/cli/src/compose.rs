@@ -253,8 +253,14 @@ pub(crate) fn check_source(config: &SourceConfig, problems: &mut Vec<Problem>) {
 
 /// Refuses sinks that can't be fed from this source, or not beside each other.
 #[cfg_attr(
-    not(any(feature = "postgres", feature = "kafka", feature = "nats", feature = "rabbitmq")),
-    expect(unused_variables, reason = "the rules of the log, of Kafka and of streams alone")
+    not(any(
+        feature = "postgres",
+        feature = "kafka",
+        feature = "nats",
+        feature = "rabbitmq",
+        feature = "redis"
+    )),
+    expect(unused_variables, reason = "the rules of the log and of some brokers alone")
 )]
 pub(crate) fn check_sinks(
     source: &SourceConfig,
@@ -272,6 +278,8 @@ pub(crate) fn check_sinks(
     problems.extend(nats::check_sinks(sinks));
     #[cfg(feature = "rabbitmq")]
     problems.extend(rabbitmq_stream::check_sinks(source, sinks));
+    #[cfg(feature = "redis")]
+    problems.extend(redis::check_sinks(sinks));
 }
 
 /// Opens the source.

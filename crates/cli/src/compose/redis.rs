@@ -9,8 +9,8 @@ use postrider_core::{Result, Secret, Sink};
 use postrider_sink_redis::{Redis, RedisConfig, Unroutable};
 
 use super::message;
-use crate::config::SinkConfig;
 use crate::config::keys::{Kind, Need, Shape, key};
+use crate::config::{Problem, SinkConfig};
 
 pub(super) const NAME: &str = "redis";
 
@@ -66,6 +66,30 @@ pub(super) const KIND: Kind = Kind {
         message::CONNECT_TIMEOUT_MS,
     ],
 };
+
+/// Refuses a stream that an earlier sink of the same server has: the server would take the events
+/// of the one for repetitions of the other's, and only one of two would be appended.
+pub(super) fn check_sinks(sinks: &[SinkConfig]) -> Vec<Problem> {
+    let mut problems = Vec::new();
+    let mut earlier: Vec<(&SinkConfig, RedisConfig)> = Vec::new();
+    for sink in sinks.iter().filter(|sink| sink.kind == NAME) {
+        let settings = settings(sink);
+        match earlier.iter().find(|(_, other)| settings.meets(other)) {
+            Some((other, _)) => problems.push(Problem {
+                place: Some(sink.fields.place("stream").unwrap_or(sink.place)),
+                key: format!("{}.stream", sink.prefix),
+                text: format!(
+                    "\"{}\" is that of {} as well, on the same server, which would take the events \
+                     of one for repetitions of the other's and drop them; give another stream, or \
+                     seen_for_ms = 0 to one of them",
+                    settings.stream, other.prefix
+                ),
+            }),
+            None => earlier.push((sink, settings)),
+        }
+    }
+    problems
+}
 
 pub(super) fn open(config: &SinkConfig) -> Result<Arc<dyn Sink>> {
     Ok(Arc::new(Redis::new(&settings(config))?))

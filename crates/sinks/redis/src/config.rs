@@ -10,6 +10,8 @@ use postrider_core::{Error, Result, Secret};
 use postrider_encoding::Encoding;
 use serde::{Deserialize, Deserializer};
 
+use crate::login::place;
+
 /// Longest time that one answer may take.
 const MAX_TIMEOUT_MS: u64 = 600_000;
 /// Longest duplicate window: seven days.
@@ -96,6 +98,17 @@ impl RedisConfig {
             timeout_ms: default_timeout_ms(),
             connect_timeout_ms: default_connect_timeout_ms(),
         }
+    }
+
+    /// Whether this sink and another would take each other's events for repetitions of their own,
+    /// and append one of two: they have the server, its database and `stream` in common, and a
+    /// duplicate window each. A server that is named in two ways, and templates that differ and
+    /// give the same stream, are not seen.
+    #[must_use]
+    pub fn meets(&self, other: &Self) -> bool {
+        let remembers = self.seen_for_ms > 0 && other.seen_for_ms > 0;
+        let (own, others) = (place(self.url.expose()), place(other.url.expose()));
+        remembers && self.stream == other.stream && own.is_some() && own == others
     }
 
     /// Refuses impossible values, naming the key and the remedy.

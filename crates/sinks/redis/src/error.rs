@@ -1,13 +1,16 @@
 //! From the server's answers and the client's failures to error kinds.
 //!
 //! What lives here: the mappings. What does not: what follows, which the relay decides.
-//! Invariant: what is wrong with *this event* is permanent; what is wrong with the stream, the
-//! server, its memory or the connection is transient, so that an outage parks nothing.
+//! Invariant: what is wrong with *this event* is permanent. What is wrong with one stream, or with
+//! the server's memory, is throttled: others may go on, and who is only transient is given up while
+//! others go on. What is wrong with the server or the connection is transient, since then nothing
+//! goes on. So an outage parks nothing.
 //!
 //! | the server says | kind |
 //! |---|---|
 //! | a text is longer than `proto-max-bulk-len`, an entry is too large | permanent |
-//! | no such stream, and none may be made | by `unroutable` |
+//! | no such stream, and none may be made | throttled; by `unroutable` |
+//! | the stream's key holds something else, the login may not use it | throttled |
 //! | out of memory (`OOM`) | throttled |
 //! | anything else: read-only, loading, busy, no replicas, refused, connection lost | transient |
 
@@ -22,10 +25,13 @@ use crate::config::Unroutable;
 pub(crate) fn unroutable(how: Unroutable, stream: &str) -> Error {
     let text = format!("the stream {stream} does not exist; make it, or let create_streams = true");
     match how {
-        Unroutable::Retry => Error::transient(text),
+        Unroutable::Retry => Error::new(THROTTLED, text),
         Unroutable::Park => Error::permanent(text),
     }
 }
+
+/// Of an event that is to wait, however long, while others may go on.
+const THROTTLED: ErrorKind = ErrorKind::Throttled { retry_after: None };
 
 /// Of an event whose text is longer than the server takes.
 pub(crate) fn too_large(bytes: usize, limit: usize) -> Error {
@@ -37,7 +43,7 @@ pub(crate) fn too_large(bytes: usize, limit: usize) -> Error {
 /// Of events for which no place was free while their call may send.
 pub(crate) fn no_place() -> Error {
     Error::new(
-        ErrorKind::Throttled { retry_after: None },
+        THROTTLED,
         "the event was not sent: no free place in time among those that wait for their answers",
     )
 }
@@ -138,10 +144,7 @@ pub(crate) fn connect_error(error: RedisError) -> Error {
 
 fn from_server(what: &str, code: &str, detail: &str, stream: Option<&str>) -> Error {
     let (kind, meaning): (ErrorKind, Cow<'static, str>) = match code {
-        "OOM" => (
-            ErrorKind::Throttled { retry_after: None },
-            "the server's memory is used up (maxmemory)".into(),
-        ),
+        "OOM" => (THROTTLED, "the server's memory is used up (maxmemory)".into()),
         "ERR" if tells_size(detail) => {
             (ErrorKind::Permanent, "the event is larger than the server takes".into())
         }
@@ -151,7 +154,7 @@ fn from_server(what: &str, code: &str, detail: &str, stream: Option<&str>) -> Er
                 "the key {stream} holds something else than a stream; rename or delete it, or let \
                  `stream` name another"
             );
-            (ErrorKind::Transient, text.into())
+            (THROTTLED, text.into())
         }
         "READONLY" => (
             ErrorKind::Transient,
@@ -167,10 +170,8 @@ fn from_server(what: &str, code: &str, detail: &str, stream: Option<&str>) -> Er
         "MISCONF" => (ErrorKind::Transient, "the server can't write to its disk".into()),
         "NOAUTH" | "WRONGPASS" => (ErrorKind::Transient, "the login is refused".into()),
         // Version 7.0 says so of what a script does.
-        "ERR" if detail.contains("The user executing the script can't") => {
-            (ErrorKind::Transient, lacks_permission(stream))
-        }
-        "NOPERM" => (ErrorKind::Transient, lacks_permission(stream)),
+        "ERR" if detail.contains("The user executing the script can't") => lacks_permission(stream),
+        "NOPERM" => lacks_permission(stream),
         "MOVED" | "ASK" | "CROSSSLOT" | "CLUSTERDOWN" | "TRYAGAIN" => (
             ErrorKind::Transient,
             "the server is a node of a Redis Cluster, which this sink can't use".into(),
@@ -180,13 +181,17 @@ fn from_server(what: &str, code: &str, detail: &str, stream: Option<&str>) -> Er
     Error::new(kind, meaning).with_source(format!("{code} {}", without_arguments(detail)))
 }
 
-fn lacks_permission(stream: Option<&str>) -> Cow<'static, str> {
+/// Of one stream, others may be permitted; of none in particular, nothing is.
+fn lacks_permission(stream: Option<&str>) -> (ErrorKind, Cow<'static, str>) {
     match stream {
-        Some(stream) => format!(
-            "the login lacks a permission to append to the stream {stream}, or to set its seen keys"
-        )
-        .into(),
-        None => "the login lacks a permission".into(),
+        Some(stream) => {
+            let text = format!(
+                "the login lacks a permission to append to the stream {stream}, or to set its \
+                 seen keys"
+            );
+            (THROTTLED, text.into())
+        }
+        None => (ErrorKind::Transient, "the login lacks a permission".into()),
     }
 }
 
@@ -202,8 +207,6 @@ fn shown(error: &RedisError) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    const THROTTLED: ErrorKind = ErrorKind::Throttled { retry_after: None };
 
     /// As version 7.0.15 and 6.0 say it.
     #[test]
@@ -221,9 +224,9 @@ mod tests {
             ("MISCONF Errors writing to the AOF file", ErrorKind::Transient, "disk"),
             ("NOAUTH Authentication required.", ErrorKind::Transient, "login"),
             ("WRONGPASS invalid username-password pair", ErrorKind::Transient, "login"),
-            ("NOPERM ACL failure in script", ErrorKind::Transient, "permission"),
-            ("ERR The user executing the script can't run", ErrorKind::Transient, "permission"),
-            ("WRONGTYPE Operation against a key", ErrorKind::Transient, "the key orders holds"),
+            ("NOPERM ACL failure in script", THROTTLED, "permission"),
+            ("ERR The user executing the script can't run", THROTTLED, "permission"),
+            ("WRONGTYPE Operation against a key", THROTTLED, "the key orders holds"),
             ("MOVED 866 10.0.0.1:6379", ErrorKind::Transient, "Redis Cluster"),
             ("CROSSSLOT Keys in request don't hash", ErrorKind::Transient, "Redis Cluster"),
             ("CLUSTERDOWN Hash slot not served", ErrorKind::Transient, "Redis Cluster"),
@@ -261,8 +264,14 @@ mod tests {
     #[test]
     fn a_missing_stream_is_waited_for_or_parks() {
         let of = |how| unroutable(how, "orders").kind();
-        assert_eq!(of(Unroutable::Retry), ErrorKind::Transient);
+        assert_eq!(of(Unroutable::Retry), THROTTLED);
         assert_eq!(of(Unroutable::Park), ErrorKind::Permanent);
+    }
+
+    #[test]
+    fn a_login_without_permission_for_no_stream_in_particular_is_an_outage() {
+        let error = from_server("look at the stream", "NOPERM", "no", None);
+        assert_eq!(error.kind(), ErrorKind::Transient);
     }
 
     #[test]

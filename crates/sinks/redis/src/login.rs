@@ -111,6 +111,19 @@ fn server(config: &RedisConfig) -> Result<ConnectionInfo> {
     Ok(server.set_redis_settings(login).set_tcp_settings(tcp(config)))
 }
 
+/// The server and database that a URL names, without who logs in; none if it is no server's.
+pub(crate) fn place(url: &str) -> Option<(String, u16, i64)> {
+    let server = url.into_connection_info().ok()?;
+    let (ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. }) =
+        server.addr()
+    else {
+        return None;
+    };
+    let host = host.to_ascii_lowercase();
+    let host = if is_loopback(&host) { "localhost".to_owned() } else { host };
+    Some((host, *port, server.redis_settings().db()))
+}
+
 /// What was given up with a connection must not be sent later by the operating system.
 fn tcp(config: &RedisConfig) -> TcpSettings {
     let settings = TcpSettings::default().set_nodelay(true).set_linger_time(Duration::ZERO);

@@ -21,6 +21,9 @@ use crate::{
     STREAM, admin, config, confirm, entries, fail, ids, one, publish, run, server, sink, stored_ids,
 };
 
+/// Of what is wrong with one stream: others may go on.
+const WAITS: ErrorKind = ErrorKind::Throttled { retry_after: None };
+
 pub(crate) fn all_confirmed(outcomes: &[Outcome]) -> bool {
     outcomes.iter().all(|one| matches!(one, Outcome::Confirmed))
 }
@@ -82,7 +85,7 @@ async fn a_missing_stream_is_waited_for_or_parks() {
     let events = [one("a", 1), one("a", 2)];
     let outcomes = publish(&waiting, &events).await;
     let error = first_failed(&outcomes);
-    assert_eq!(error.kind(), ErrorKind::Transient);
+    assert_eq!(error.kind(), WAITS);
     assert!(error.chain().contains("the stream orders does not exist"), "{}", error.chain());
     assert_eq!(fail(&parking, &events[0]).await.kind(), ErrorKind::Permanent);
     assert!(waiting.check().await.is_err());
@@ -106,7 +109,7 @@ async fn a_key_of_another_type_is_named_and_mended() {
     let events = [one("a", 1), one("a", 2)];
     let outcomes = publish(&sink, &events).await;
     let error = first_failed(&outcomes);
-    assert_eq!(error.kind(), ErrorKind::Transient);
+    assert_eq!(error.kind(), WAITS);
     assert!(error.chain().contains("the key orders holds something else"), "{}", error.chain());
     let error = sink.check().await.expect_err("a string").chain();
     assert!(error.contains("the key orders holds a string"), "{error}");
@@ -270,14 +273,14 @@ async fn logins_are_told_apart() {
     assert_eq!(half.kind(), ErrorKind::Permanent);
     let least = sink(&RedisConfig { stream: STREAM.into(), ..login("app", "p4ss") });
     least.check().await.expect("a login that may not look is no obstacle");
-    for (bad, part) in [
-        (login("app", "wr0ng"), "login is refused"),
-        (config(server.url()), "login is refused"),
-        (login("mute", "p4ss"), "lacks a permission"),
-        (login("blind", "p4ss"), "lacks a permission"),
+    for (bad, kind, part) in [
+        (login("app", "wr0ng"), ErrorKind::Transient, "login is refused"),
+        (config(server.url()), ErrorKind::Transient, "login is refused"),
+        (login("mute", "p4ss"), WAITS, "lacks a permission"),
+        (login("blind", "p4ss"), WAITS, "lacks a permission"),
     ] {
         let error = fail(&sink(&bad), &one("a", 9)).await;
-        assert_eq!(error.kind(), ErrorKind::Transient);
+        assert_eq!(error.kind(), kind, "{}", error.chain());
         assert!(error.chain().contains(part), "{part}: {}", error.chain());
         assert!(!error.chain().contains("wr0ng"), "{}", error.chain());
     }
@@ -309,7 +312,9 @@ async fn a_stream_that_the_login_may_not_use_keeps_back_nothing_before_it() {
         let is_fine = |one: &Outcome| matches!(one, Outcome::Confirmed | Outcome::Duplicate);
         assert!(is_fine(&outcomes[0]) && is_fine(&outcomes[4]), "{attempt}: {outcomes:?}");
         for refused in [&outcomes[1..3], &outcomes[3..4]] {
-            let chain = first_failed(refused).chain();
+            let error = first_failed(refused);
+            assert_eq!(error.kind(), WAITS);
+            let chain = error.chain();
             assert!(chain.contains("to append to the stream secret"), "{chain}");
         }
     }
