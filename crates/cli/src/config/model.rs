@@ -274,12 +274,14 @@ impl Rules<'_> {
             self.add(name_at, &key, text);
         }
         let retry = self.retry(&fields, &prefix);
+        let publish_timeout = fields.duration("publish_timeout").unwrap_or_default();
+        self.time_for_an_answer(&fields, publish_timeout, &prefix);
         Some(SinkConfig {
             kind,
             name,
             from: fields.start("from").cloned().unwrap_or(StartFrom::Oldest),
             retry,
-            publish_timeout: fields.duration("publish_timeout").unwrap_or_default(),
+            publish_timeout,
             budget_bytes: usize::try_from(fields.number("budget").unwrap_or_default())
                 .unwrap_or(usize::MAX),
             fields,
@@ -287,6 +289,26 @@ impl Rules<'_> {
             prefix,
             folder: folder.to_owned(),
         })
+    }
+
+    /// A call begins to send for a third of `publish_timeout`, so that an answer may be waited for
+    /// in the other two. Of what comes later the relay has forgotten the call.
+    fn time_for_an_answer(&mut self, fields: &Fields, publish_timeout: Duration, prefix: &str) {
+        let Some(timeout_ms) = fields.number("timeout_ms") else { return };
+        let timeout = Duration::from_millis(timeout_ms);
+        if publish_timeout.is_zero() || timeout <= publish_timeout * 2 / 3 {
+            return;
+        }
+        let text = format!(
+            "{timeout_ms} ms are more than two thirds of publish_timeout ({}), after which the \
+             call is forgotten and what it stored is sent again; give {} at most, or \
+             publish_timeout = \"{}\"",
+            show_duration(publish_timeout),
+            (publish_timeout * 2 / 3).as_millis(),
+            show_duration(Duration::from_millis((timeout_ms * 3).div_ceil(2))),
+        );
+        let place = fields.place("timeout_ms").or(fields.place("publish_timeout"));
+        self.add(place, &format!("{prefix}.timeout_ms"), text);
     }
 
     fn retry(&mut self, fields: &Fields, prefix: &str) -> RetryPolicy {

@@ -67,6 +67,33 @@ fn a_wrong_type_is_named_with_what_to_write() {
     );
 }
 
+/// An answer that comes after the call is forgotten would be sent again.
+#[cfg(feature = "webhook")]
+#[test]
+fn a_time_out_that_outlasts_its_call_is_refused_with_both_keys() {
+    let sink = |times: &str| {
+        format!(
+            "[source]\nkind = \"sqlite\"\nurl = \"app.db\"\n\n[[sink]]\nkind = \"webhook\"\n\
+             url = \"https://example.com/\"\nunsigned = true\n{times}"
+        )
+    };
+    let home = Home::new();
+    let fits = ["", "timeout_ms = 20000\n", "publish_timeout = \"15s\"\n"];
+    for times in fits {
+        home.write("postrider.toml", sink(times));
+        home.postrider(&["config", "check"]).expect(0);
+    }
+    refused(
+        &sink("timeout_ms = 20001\n"),
+        &["postrider.toml:9:14: sink[0].timeout_ms: ", "publish_timeout (30s)", "30002ms", "20000"],
+    );
+    // The default of the one does not fit the other.
+    refused(
+        &sink("publish_timeout = \"12s\"\n"),
+        &["postrider.toml:9:19: sink[0].timeout_ms: 10000 ms", "publish_timeout = \"15s\""],
+    );
+}
+
 #[test]
 fn impossible_values_are_refused_with_what_is_possible() {
     refused(

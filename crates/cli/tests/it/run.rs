@@ -57,7 +57,7 @@ fn a_second_signal_ends_a_drain_that_hangs() {
         format!(
             "[source]\nkind = \"sqlite\"\nurl = \"app.db\"\n\n[[sink]]\nkind = \"webhook\"\n\
              url = \"http://{address}/\"\nallow_private = true\nunsigned = true\n\
-             timeout_ms = 600000\npublish_timeout = \"10m\"\n\n[relay]\n\
+             timeout_ms = 600000\npublish_timeout = \"15m\"\n\n[relay]\n\
              drain_timeout = \"10m\"\n\n[admin]\nlisten = \"off\"\n"
         ),
     );
