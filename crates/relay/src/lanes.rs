@@ -42,8 +42,8 @@ enum State {
     Waiting,
 }
 
-/// Which of the ready lanes a call carries. Who waits for an answer that does not come must not keep
-/// back others, so what failed before is sent apart from what did not.
+/// Which of the ready lanes a call carries. Who waits for an answer that does not come must not
+/// keep back others, so what failed before is sent apart from what did not.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Turn {
     /// Heads that were not tried yet.

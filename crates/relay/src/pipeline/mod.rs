@@ -191,29 +191,7 @@ impl Pipeline {
     async fn start(set: Setting) -> Result<Self> {
         let consumer = set.desk.consumer.clone();
         let partition = set.desk.lease.partition().clone();
-        let (mut patience, mut told) = (Patience::new(), Told::default());
-        let (from, blocking) = loop {
-            match load(&set, &consumer, &partition).await {
-                Ok((checkpoint, blocking)) => {
-                    let resume = checkpoint.map(|found| StartFrom::After(found.position));
-                    break (resume.unwrap_or_else(|| set.options.from.clone()), blocking);
-                }
-                Err(error) => {
-                    let Some(wait) = patience.after(&error) else { return Err(error) };
-                    let text = error.chain();
-                    if told.is_news(&text, set.desk.clock.elapsed()) {
-                        tracing::warn!(%partition, sink = %consumer, error = text,
-                            "the checkpoint can't be read for now; trying again");
-                    }
-                    if set.trust.remaining(set.desk.clock.elapsed()).is_none() {
-                        return Err(Error::fenced(
-                            "the lease ran out before the checkpoint was read",
-                        ));
-                    }
-                    set.desk.clock.sleep(wait).await;
-                }
-            }
-        };
+        let (from, blocking) = load_for_long(&set).await?;
         let (reading, task) = reading::start(ReadFrom {
             source: Arc::clone(&set.source),
             clock: Arc::clone(&set.desk.clock),
@@ -409,6 +387,32 @@ impl Pipeline {
 
     fn jitter(&mut self) -> Jitter {
         Jitter::new(self.rng.random::<f64>())
+    }
+}
+
+/// Where to begin, and how many letters hold keys back; waits for a database that is away.
+async fn load_for_long(set: &Setting) -> Result<(StartFrom, u64)> {
+    let (consumer, partition) = (&set.desk.consumer, set.desk.lease.partition());
+    let (mut patience, mut told) = (Patience::new(), Told::default());
+    loop {
+        match load(set, consumer, partition).await {
+            Ok((checkpoint, blocking)) => {
+                let resume = checkpoint.map(|found| StartFrom::After(found.position));
+                return Ok((resume.unwrap_or_else(|| set.options.from.clone()), blocking));
+            }
+            Err(error) => {
+                let Some(wait) = patience.after(&error) else { return Err(error) };
+                let text = error.chain();
+                if told.is_news(&text, set.desk.clock.elapsed()) {
+                    tracing::warn!(%partition, sink = %consumer, error = text,
+                        "the checkpoint can't be read for now; trying again");
+                }
+                if set.trust.remaining(set.desk.clock.elapsed()).is_none() {
+                    return Err(Error::fenced("the lease ran out before the checkpoint was read"));
+                }
+                set.desk.clock.sleep(wait).await;
+            }
+        }
     }
 }
 

@@ -111,8 +111,8 @@ impl Pipeline {
         left
     }
 
-    /// Decides what follows a failure of a lane's head, and does it. `began` is what a first failure
-    /// in its call tells of the sink.
+    /// Decides what follows a failure of a lane's head, and does it. `began` is what a first
+    /// failure in its call tells of the sink.
     pub(super) fn failed(&mut self, lane: LaneId, error: Error, began: Option<u64>) {
         let now = self.set.desk.clock.elapsed();
         let jitter = self.jitter();
