@@ -81,7 +81,7 @@ pub(super) fn check_sinks(sinks: &[SinkConfig]) -> Vec<Problem> {
                 text: format!(
                     "{stream}, and may be that of {} as well, on the same server: a stream takes \
                      each event once, whatever its subject, and the other sink's would be dropped \
-                     as repetitions; give each sink a stream of its own, and name it here and there",
+                     as repetitions; give each sink a stream of its own, and name both",
                     other.prefix
                 ),
             });
