@@ -9,6 +9,8 @@
 CREATE TABLE {schema}.role_grant (
     role text NOT NULL,
     part text NOT NULL CHECK (part IN ('writer', 'reader', 'relay', 'documents', 'inbox')),
+    -- Whether others had let the role into the schema before: then it stays in.
+    let_in boolean NOT NULL,
     PRIMARY KEY (role, part)
 );
 
@@ -161,7 +163,13 @@ BEGIN
         RAISE EXCEPTION 'there is no role "%"', role USING ERRCODE = 'undefined_object',
             HINT = 'Make it first: CREATE ROLE … LOGIN. The name is taken as it is, its case too.';
     END IF;
-    INSERT INTO {schema}.role_grant AS g VALUES (role, part) ON CONFLICT DO NOTHING;
+    INSERT INTO {schema}.role_grant AS g VALUES (role, part, coalesce(
+            (SELECT bool_and(o.let_in) FROM {schema}.role_grant AS o
+                WHERE o.role = grant_part.role),
+            EXISTS (SELECT FROM pg_namespace AS n, aclexplode(n.nspacl) AS a, pg_roles AS r
+                WHERE n.oid = to_regnamespace({schema_ident_text}) AND r.rolname = grant_part.role
+                    AND a.grantee = r.oid AND a.privilege_type = 'USAGE')))
+        ON CONFLICT DO NOTHING;
     PERFORM {schema}.apply_grants();
 END
 $body$;
@@ -171,11 +179,14 @@ CREATE FUNCTION {schema}.revoke_part(role text, part text) RETURNS void
 LANGUAGE plpgsql VOLATILE AS $body$
 DECLARE
     privilege text;
+    let_in    boolean;
 BEGIN
     DELETE FROM {schema}.role_grant AS g WHERE g.role = revoke_part.role
-        AND g.part = revoke_part.part;
+        AND g.part = revoke_part.part RETURNING g.let_in INTO let_in;
     IF EXISTS (SELECT FROM pg_roles AS r WHERE r.rolname = revoke_part.role) THEN
-        FOR privilege IN SELECT * FROM {schema}.privileges_of(part) LOOP
+        FOR privilege IN SELECT p FROM {schema}.privileges_of(part) AS p
+            WHERE NOT (let_in AND p LIKE 'USAGE ON SCHEMA %')
+        LOOP
             EXECUTE format('REVOKE %s FROM %I', privilege, role);
         END LOOP;
     END IF;

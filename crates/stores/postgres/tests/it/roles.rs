@@ -83,7 +83,7 @@ const ALTERS: &[&str] = &[
     "SELECT nextval('postrider.outbox_seq')",
     "SELECT postrider.grant_relay(current_user)",
     "SELECT postrider.apply_grants()",
-    "INSERT INTO postrider.role_grant VALUES (current_user, 'relay')",
+    "INSERT INTO postrider.role_grant VALUES (current_user, 'relay', false)",
     "SELECT postrider.outbox_raise(16)",
     "DELETE FROM postrider.outbox",
     "UPDATE postrider.outbox SET topic = 't'",
@@ -277,7 +277,7 @@ async fn others_routines_in_the_schema_keep_their_grants(version: Version) {
     let (app, other) = (Role::new(&database, "_app"), Role::new(&database, "_other"));
     let (app_name, other_name) = (quoted(&app.name), quoted(&other.name));
     let made = format!(
-        "GRANT CREATE ON SCHEMA public TO {other_name};
+        "GRANT CREATE ON SCHEMA public TO {other_name}; GRANT USAGE ON SCHEMA public TO {app_name};
          CREATE FUNCTION digest(text) RETURNS text LANGUAGE sql AS 'SELECT $1';
          CREATE FUNCTION head(integer) RETURNS integer LANGUAGE sql AS 'SELECT $1';
          REVOKE ALL ON FUNCTION head(integer) FROM PUBLIC;
@@ -339,6 +339,23 @@ async fn others_routines_in_the_schema_keep_their_grants(version: Version) {
         assert_eq!(known.trim(), own.len().to_string(), "all of ours are known as ours");
     }
     assert!(most > 100, "init makes {most}");
+    let usage = "SELECT count(*) FROM pg_namespace AS n, aclexplode(n.nspacl) AS a
+        WHERE n.nspname = 'public' AND a.grantee::regrole::text";
+    let let_in = |name: &str| {
+        let sql = format!("{usage} = quote_ident('{}')", name.replace('\'', "''"));
+        database.psql(&sql).expect("a query").trim() == "1"
+    };
+    assert!(let_in(&app.name), "whom the application let in stays in");
+    let own = Role::new(&database, "_own");
+    for (call, stays) in [
+        ("grant_writer", true),
+        ("grant_inbox", true),
+        ("revoke_writer", true),
+        ("revoke_inbox", false),
+    ] {
+        database.psql(&format!("SELECT {call}('{}')", own.name)).expect(call);
+        assert_eq!(let_in(&own.name), stays, "whom Postrider let in, after {call}");
+    }
     // The table's own name is taken here, by the table.
     let taken = database.psql("SELECT adopt_table('outboxevent', add_columns => true)");
     let text = taken.map_or_else(|error| error.to_string(), |_| String::new());
