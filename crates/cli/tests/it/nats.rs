@@ -130,6 +130,62 @@ fn kills_and_restarts_lose_nothing_and_the_stream_has_each_event_once() {
     }
 }
 
+/// Hundreds of keys whose subject no stream takes: others flow, the log calls it no outage and does
+/// not repeat itself for each key, and they flow once there is a stream.
+#[test]
+fn a_missing_stream_with_many_keys_holds_up_nobody_else_and_is_no_outage() {
+    let server = Nats::start(Version::New, "").expect("a server");
+    let reader = Reader::of(&server);
+    let home = Home::new();
+    home.write(
+        "postrider.toml",
+        format!(
+            "[source]\nkind = \"sqlite\"\nurl = \"app.db\"\npartitions = 1\n\n[[sink]]\n\
+             kind = \"nats\"\nservers = [\"{}\"]\nsubject = \"{{topic}}\"\n\
+             max_delay = \"2s\"\n\n[admin]\nlisten = \"off\"\n",
+            server.url()
+        ),
+    );
+    home.postrider(&["init"]).expect(0);
+    let event = |key: String, topic: &str| {
+        let (topic, kind) = (Topic::new(topic).expect("valid"), EventType::new("OrderPlaced"));
+        let key = Key::new(key).expect("valid");
+        NewEvent::builder(key, topic, kind.expect("valid")).build().expect("valid")
+    };
+    let relay = home.start(&["run"]);
+    let flow = |numbers: std::ops::Range<u64>| {
+        for n in numbers {
+            append_all(&home, &[event(format!("good{n}"), "events.orders")]);
+            eventually("it arrives", || (reader.count() > n).then_some(()));
+        }
+    };
+    flow(0..100);
+    let lost: Vec<_> = (0..500).map(|n| event(format!("lost{n}"), "lost.orders")).collect();
+    append_all(&home, &lost);
+    flow(100..400);
+    let log = relay.seen();
+    assert_eq!(
+        log.matches("outage").count() + log.matches("takes events again").count(),
+        0,
+        "{log}"
+    );
+    let lines = log.matches("was not taken").count();
+    assert!((1..=12).contains(&lines) && log.contains("keys_waiting="), "{lines} lines: {log}");
+    let stream = reader.runtime.block_on(async {
+        let subjects = vec!["lost.>".into()];
+        let config = stream::Config { name: "LOST".into(), subjects, ..stream::Config::default() };
+        reader.context().await.create_stream(config).await.expect("a stream")
+    });
+    let count = || {
+        let info = reader.runtime.block_on(stream.get_info());
+        info.expect("its state").state.messages
+    };
+    eventually("they arrive", || (count() == 500).then_some(()));
+    relay.signal(Signal::TERM);
+    assert_eq!(relay.ended(), Some(0));
+    assert_eq!((count(), reader.count()), (500, 400), "each of them once");
+}
+
 #[test]
 fn settings_are_told_at_the_key_that_they_name() {
     let home = Home::new();
