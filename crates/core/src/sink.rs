@@ -15,7 +15,12 @@ use crate::{Error, PartitionId, Record, Result};
 pub enum Chain {
     /// One: it sends concurrently and could not hold the second back when the first fails.
     One,
-    /// Any number: it sends a key's events in order and stops a key at its first failure.
+    /// Any number: it sends a key's events in order and stops a key at its first failure. Each is
+    /// sent after the answer to the one before, so a call lasts as long as its longest chain: a
+    /// relay gives it the more of a key the fewer keys wait.
+    InTurn,
+    /// Any number, in as little time as one: it sends a key's events together, in order, and stops
+    /// a key at its first failure.
     Many,
 }
 

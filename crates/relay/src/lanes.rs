@@ -192,14 +192,16 @@ impl Lanes {
     ) -> Chains {
         let mut chains = Chains::default();
         let mut bytes = 0;
-        for _ in 0..self.queue(turn).len() {
+        for lanes_left in (1..=self.queue(turn).len()).rev() {
             if records.len() >= limits.max_batch_records || bytes >= limits.max_batch_bytes {
                 break;
             }
             let lane = self.queue(turn).pop_front().expect("counted");
+            let room = limits.max_batch_records - records.len();
             let most = match limits.chain {
                 Chain::One => 1,
-                Chain::Many => limits.max_batch_records - records.len(),
+                Chain::InTurn => (room / lanes_left).max(1),
+                Chain::Many => room,
             };
             let mut taken = 0;
             let mut at = Some(self.lanes[lane].head);
@@ -456,6 +458,27 @@ mod tests {
             1,
             "b is ready"
         );
+    }
+
+    /// A call lasts as long as its longest chain where the sink waits between a key's events.
+    #[test]
+    fn keys_share_a_call_whose_events_go_in_turn() {
+        let mut lanes = Lanes::default();
+        for (key, seq) in (0..6).flat_map(|seq| ["a", "b", "c"].map(|key| (key, seq))) {
+            push(&mut lanes, key, seq);
+        }
+        let in_turn = Capabilities { chain: Chain::InTurn, max_batch_records: 7, ..MANY };
+        let counts = |chains: &Chains| chains.taken.iter().map(|(_, n)| *n).collect::<Vec<_>>();
+        let chains = lanes.take(Turn::First, &in_turn, &mut Vec::new(), |_| true);
+        assert_eq!(counts(&chains), [2, 2, 3]);
+        lanes.make_ready(chains.taken[0].0);
+        let alone = lanes.take(Turn::First, &in_turn, &mut Vec::new(), |_| true);
+        assert_eq!(counts(&alone), [6], "nobody else waits");
+        for (lane, _) in &chains.taken {
+            lanes.make_ready(*lane);
+        }
+        let few = Capabilities { max_batch_records: 2, ..in_turn };
+        assert_eq!(counts(&lanes.take(Turn::First, &few, &mut Vec::new(), |_| true)), [1, 1]);
     }
 
     #[test]

@@ -64,7 +64,7 @@ impl World {
                 max_batch_records: rng.random_range(1..=64),
                 max_batch_bytes: 1 << 20,
                 max_in_flight: rng.random_range(1..=4),
-                chain: if rng.random() { Chain::Many } else { Chain::One },
+                chain: [Chain::One, Chain::InTurn, Chain::Many][rng.random_range(0..3)],
                 dedup_window: None,
             };
             MemorySink::new(Arc::clone(&clock)).with_capabilities(limits)

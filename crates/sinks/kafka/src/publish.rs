@@ -50,8 +50,9 @@ pub(crate) const GRACE: Duration = Duration::from_secs(5);
 /// Publishes each event to a Kafka topic and waits until every in-sync replica has it.
 ///
 /// # Ordering
-/// It takes any number of a key's events in a call ([`Chain::Many`]) and sends them one after the
-/// other, each after the confirmation of the one before.
+/// It takes any number of a key's events in a call ([`Chain::InTurn`]) and sends them one after the
+/// other, each after the confirmation of the one before; with transactions all together
+/// ([`Chain::Many`]).
 /// # Cancellation
 /// A dropped `publish`, like a time-out, leaves it unknown whether the topic has the event: it is
 /// sent again under the same `postrider-id`. What the client had not sent by then is dropped.
@@ -353,7 +354,7 @@ impl Sink for Kafka {
             max_batch_bytes: BATCH_BYTES,
             // Of one partition one transaction is under way.
             max_in_flight: if self.transactions.is_some() { 1 } else { IN_FLIGHT },
-            chain: Chain::Many,
+            chain: if self.transactions.is_some() { Chain::Many } else { Chain::InTurn },
             dedup_window: None,
         }
     }

@@ -49,7 +49,7 @@ const MAX_SUBJECT_BYTES: usize = 3_500;
 /// Publishes each event to a JetStream subject and waits for the stream's acknowledgement.
 ///
 /// # Ordering
-/// It takes any number of a key's events in a call ([`Chain::Many`]) and sends them one after the
+/// It takes any number of a key's events in a call ([`Chain::InTurn`]) and sends them one after the
 /// other, each after the acknowledgement of the one before.
 /// # Cancellation
 /// A dropped `publish`, like a time-out, leaves it unknown whether the stream has the event: it is
@@ -406,7 +406,7 @@ impl Sink for Nats {
             max_batch_records: BATCH_RECORDS,
             max_batch_bytes: BATCH_BYTES,
             max_in_flight: IN_FLIGHT,
-            chain: Chain::Many,
+            chain: Chain::InTurn,
             dedup_window: (window > 0).then(|| Duration::from_millis(window)),
         }
     }

@@ -43,7 +43,7 @@ const IN_FLIGHT: usize = 4;
 /// count as sent. On queues that are durable, a confirmation means that it survives a restart.
 ///
 /// # Ordering
-/// It takes any number of a key's events in a call ([`Chain::Many`]) and sends them one after the
+/// It takes any number of a key's events in a call ([`Chain::InTurn`]) and sends them one after the
 /// other, each after the confirmation of the one before.
 /// # Cancellation
 /// A dropped `publish`, like a time-out, leaves it unknown whether a queue has the event: it is
@@ -381,7 +381,7 @@ impl Sink for RabbitMq {
             max_batch_records: BATCH_RECORDS,
             max_batch_bytes: BATCH_BYTES,
             max_in_flight: IN_FLIGHT,
-            chain: Chain::Many,
+            chain: Chain::InTurn,
             dedup_window: None,
         }
     }
