@@ -28,6 +28,8 @@ const LONGEST_WAIT_UNTRIED: Duration = Duration::from_millis(500);
 const TOLD_AFTER: Duration = Duration::from_secs(2);
 /// However long a time without a confirmation turned out to be no outage, after this it is one.
 const LONGEST_PATIENCE: Duration = Duration::from_secs(30);
+/// Where nothing was confirmed for so long there is an outage, whenever its events began to fail.
+const LONGEST_SILENCE: Duration = Duration::from_secs(60);
 /// For how long it is remembered that such a time was none.
 const PATIENT_FOR: Duration = Duration::from_secs(600);
 
@@ -126,8 +128,9 @@ impl Health {
             | ErrorKind::Unsupported
             | ErrorKind::Corrupt => return false,
         };
-        // It fails whether or not the sink takes others.
-        let own = failure.began != Some(self.successes);
+        // It fails whether or not the sink takes others; but where none got through for long, that
+        // is an outage, whenever it began to fail.
+        let own = failure.began != Some(self.successes) && self.silence(now) < LONGEST_SILENCE;
         if own {
             self.learn(key, failure.began, now);
         } else if self.failed.len() < OUTAGE_KEYS && !self.failed.contains(key) {
@@ -331,10 +334,19 @@ mod tests {
                 assert!(!fail(&mut health, key, 1, TRANSIENT, 60 + at * 500));
             }
             assert_eq!(calls(&health, 60 + at * 500), 8);
+            if at % 100 == 0 {
+                health.succeeded(1, ms(60 + at * 500));
+            }
         }
+        // Until nothing has got through for a minute.
+        for key in ["a", "b", "c"] {
+            fail(&mut health, key, 1, TRANSIENT, 600_000);
+        }
+        assert!(health.is_open());
+        health.succeeded(1, ms(600_000));
         // And the next outage is seen at once.
         for key in ["x", "y", "z"] {
-            fail_new(&mut health, key, 600_000);
+            fail_new(&mut health, key, 700_000);
         }
         assert!(health.is_open());
     }

@@ -86,6 +86,8 @@ pub(crate) struct Tries {
     pub(crate) successes_seen: u64,
     /// The sink's successes when it failed first, if that tells of the sink (`health.rs`).
     pub(crate) began: Option<u64>,
+    /// Whether the sink said for how long to wait.
+    pub(crate) asked: bool,
     /// The last error, for a letter.
     pub(crate) reason: String,
 }
@@ -316,6 +318,15 @@ impl Lanes {
     pub(crate) fn waiting(&self, wanted: impl Fn(&Item) -> bool) -> Vec<LaneId> {
         let waits = |lane: &Lane| lane.state == State::Waiting && wanted(&self.items[lane.head]);
         self.lanes.iter().filter(|(_, lane)| waits(lane)).map(|(id, _)| LaneId(id)).collect()
+    }
+
+    /// Lanes that wait for another attempt, and whose failures so far are such, are ready now.
+    pub(crate) fn make_waiting_ready(&mut self, wanted: impl Fn(&Tries) -> bool) {
+        let waits = |lane: &Lane| lane.state == State::Waiting && wanted(&lane.tries);
+        let found = self.lanes.iter().filter(|(_, lane)| waits(lane));
+        for lane in found.map(|(id, _)| LaneId(id)).collect::<Vec<_>>() {
+            self.make_ready(lane);
+        }
     }
 
     /// Ready lanes whose head satisfies `wanted` wait instead.

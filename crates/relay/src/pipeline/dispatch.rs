@@ -2,7 +2,8 @@
 //!
 //! What lives here: which lanes are sent, and when. What does not: what follows (`settle.rs`).
 //! Invariant: events that failed before are sent apart from those that were not tried yet, and take
-//! half of the places for calls at most: who gets no answer, or a slow one, holds up nobody else.
+//! half of the places for calls at most, or all but one once a whole call of them got through: who
+//! gets no answer, or a slow one, holds up nobody else.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -28,12 +29,14 @@ pub(super) struct Calls {
     again: usize,
     /// When the next such call may begin.
     again_from: Duration,
+    /// All events of the last such call got through, as after an outage.
+    again_flows: bool,
     last: Turn,
 }
 
 impl Default for Calls {
     fn default() -> Self {
-        Self { again: 0, again_from: Duration::ZERO, last: Turn::Again }
+        Self { again: 0, again_from: Duration::ZERO, again_flows: false, last: Turn::Again }
     }
 }
 
@@ -48,10 +51,11 @@ impl Calls {
         self.last = turn.other();
     }
 
-    /// A call ended.
-    pub(super) fn ended(&mut self, turn: Turn, confirmed: u64, now: Duration) {
+    /// A call ended, with so many events confirmed and so many keys failed.
+    pub(super) fn ended(&mut self, turn: Turn, confirmed: u64, failed: usize, now: Duration) {
         if turn == Turn::Again {
             self.again -= 1;
+            self.again_flows = confirmed > 0 && failed == 0;
             self.again_from = if confirmed > 0 { now } else { now + AGAIN_EVERY };
         }
     }
@@ -59,7 +63,10 @@ impl Calls {
     fn may(&self, turn: Turn, most: usize, now: Duration) -> bool {
         match turn {
             Turn::First => true,
-            Turn::Again => self.again < (most / 2).max(1) && self.again_from <= now,
+            Turn::Again => {
+                let places = if self.again_flows { most - 1 } else { most / 2 };
+                self.again < places.max(1) && self.again_from <= now
+            }
         }
     }
 }

@@ -330,6 +330,9 @@ impl Pipeline {
         if self.window.len() >= WINDOW_RECORDS / 4 * 3 || self.holds_letters_back(now) {
             self.set_aside_the_oldest();
         }
+        if self.lanes.bytes() >= self.set.budget_bytes / 4 * 3 && !self.health.is_open() {
+            self.set_aside_who_fails_on();
+        }
         self.drain_tick(now);
         self.finish_tick();
         let last_call = matches!(self.phase, Phase::Draining { .. }) || self.ended.is_some();

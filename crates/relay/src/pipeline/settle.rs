@@ -35,10 +35,14 @@ impl Pipeline {
             let failure = self.settle_chain(lane, taken, &mut outcomes, &mut confirmed);
             failures.extend(failure.map(|error| (lane, error)));
         }
-        self.calls.ended(turn, confirmed, now);
+        self.calls.ended(turn, confirmed, failures.len(), now);
         // Who fails where others get through tells nothing of the sink.
         let began = (confirmed == 0).then_some(self.health.successes());
         if confirmed > 0 {
+            if self.health.is_open() {
+                // It is over: who waited for it need not wait for the end of a long back-off.
+                self.lanes.make_waiting_ready(|tries| !tries.asked);
+            }
             if self.health.succeeded(confirmed, now) {
                 tracing::info!(
                     partition = %self.partition(), sink = %self.set.desk.consumer,
@@ -149,6 +153,7 @@ impl Pipeline {
             tries.counted = tries.counted.saturating_add(1);
             tries.successes_seen = successes;
         }
+        tries.asked = matches!(error.kind(), ErrorKind::Throttled { retry_after: Some(_) });
         tries.reason = error.chain();
         self.set.status.failed(now, error.chain());
         let (all, counted) = (tries.all, tries.counted);
@@ -284,6 +289,24 @@ impl Pipeline {
     pub(super) fn set_aside_the_oldest(&mut self) {
         let oldest = self.window.oldest();
         for lane in self.lanes.waiting(|item| item.origin == Origin::Feed(oldest)) {
+            self.set_aside(lane);
+        }
+    }
+
+    /// Lanes that have failed for seconds while the sink takes others go to the dead letters for
+    /// now, the oldest first, until there is room: or those of a destination that is missing would
+    /// fill the memory, and nothing more be read for the others.
+    pub(super) fn set_aside_who_fails_on(&mut self) {
+        let mut lanes = self.lanes.waiting(|item| matches!(item.origin, Origin::Feed(_)));
+        lanes.retain(|lane| self.lanes.tries_of(*lane).all > TOLD_FROM_ATTEMPT);
+        lanes.sort_unstable_by_key(|lane| match self.lanes.head(*lane).origin {
+            Origin::Feed(seq) => Some(seq),
+            Origin::DeadLetter(_) => None,
+        });
+        for lane in lanes {
+            if self.lanes.bytes() < self.set.budget_bytes / 2 {
+                break;
+            }
             self.set_aside(lane);
         }
     }

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use postrider_conformance::samples::{event, key, number};
 use postrider_core::{Capabilities, Chain, ErrorKind, Outcome, Publish, Sink};
-use postrider_relay::{Relay, SinkState};
+use postrider_relay::{Relay, SinkOptions, SinkState};
 use postrider_sink_memory::{Delivery, Fault, MemorySink};
 
 use crate::world::{Running, World, start};
@@ -64,9 +64,14 @@ struct Flow {
 
 impl Flow {
     fn new() -> Self {
+        Self::with_budget(World::sink_options().budget_bytes)
+    }
+
+    fn with_budget(budget_bytes: usize) -> Self {
         let world = World::new(1);
         world.sink.set_latency(Duration::from_millis(10));
-        let relay = world.relay("a");
+        let options = SinkOptions { budget_bytes, ..World::sink_options() };
+        let relay = world.relay_with(World::options("a"), options);
         Self { world, relay, next: 0, appended: Vec::new() }
     }
 
@@ -170,6 +175,64 @@ async fn a_missing_destination_with_many_keys_holds_up_nobody_else_and_is_no_out
     flow.world.until_delivered(500 + flow.next).await;
     flow.relay.stop().await;
     assert_eq!(flow.world.repetitions(), 0);
+}
+
+/// More of its events than fit the memory, among others: what fails on goes to the dead letters for
+/// the time being, or nothing more would be read for the others.
+#[tokio::test(start_paused = true)]
+async fn a_missing_destination_never_fills_the_memory_of_the_others() {
+    const BAD: u32 = 3_000;
+    let mut flow = Flow::with_budget(1 << 20);
+    flow.flow(40, BEAT, |_, _| {}).await;
+    flow.flow(BAD, BEAT, |world, at| {
+        world.sink.fail_key(key(&format!("bad{at}")), MISSING);
+        world.append(&[event(&format!("bad{at}"), at.into())]);
+    })
+    .await;
+    flow.flow(400, BEAT, |_, _| {}).await;
+    let took = flow.latencies().await;
+    assert!(percentile(&took, 99) <= Duration::from_millis(250), "{:?}", took.last());
+    for n in 0..BAD {
+        flow.world.sink.mend_key(&key(&format!("bad{n}")));
+    }
+    flow.world.until_delivered(u64::from(BAD) + flow.next).await;
+    flow.relay.stop().await;
+    assert_eq!(flow.world.repetitions(), 0);
+}
+
+/// Keys that were in calls of which others got through fail for no reason of their own: it may be
+/// an outage that began in the middle of them.
+#[tokio::test(start_paused = true)]
+async fn an_outage_is_seen_by_the_same_few_keys_too() {
+    let flow = Flow::new();
+    let world = &flow.world;
+    for n in 0..40 {
+        world.append(&[event(&format!("k{}", n % 20), n)]);
+    }
+    world.until_delivered(40).await;
+    // Half of each call fails first, then all of it.
+    for n in 0..10 {
+        world.sink.fail_key(key(&format!("k{n}")), TROUBLE);
+    }
+    for n in 40..60 {
+        world.append(&[event(&format!("k{}", n % 20), n)]);
+    }
+    world.until_delivered(50).await;
+    for n in 0..20 {
+        world.sink.fail_key(key(&format!("k{n}")), TROUBLE);
+    }
+    tokio::time::sleep(Duration::from_secs(120)).await;
+    let state = flow.relay.status.snapshot().sinks[0].state.clone();
+    assert!(matches!(state, SinkState::Outage { .. }), "{state:?}");
+    // Back-offs have grown to half a minute; its end is heard of sooner.
+    for n in 0..20 {
+        world.sink.mend_key(&key(&format!("k{n}")));
+    }
+    let back = world.clock.elapsed();
+    world.until_delivered(60).await;
+    let took = world.clock.elapsed().saturating_sub(back);
+    assert!(took <= Duration::from_secs(5), "{took:?}");
+    flow.relay.stop().await;
 }
 
 /// The same where little else flows: a good event every three seconds goes at once.
