@@ -50,7 +50,7 @@ pub use record::{Batch, BatchLimit, Entry, Malformed, Record};
 pub use retention::{Pruned, Retention, RetentionPolicy};
 pub use retry::{Attempt, Jitter, MAX_RETRY_AFTER, OnFailure, Reaction, RetryPolicy, react};
 pub use secret::Secret;
-pub use sink::{Capabilities, Chain, Outcome, Publish, Sink};
+pub use sink::{Capabilities, Chain, Outcome, Publish, Sink, by_key};
 pub use source::{ReadOutcome, Reader, Source, StartFrom, Successor};
 pub use timestamp::Timestamp;
 pub use trace::{TRACEPARENT, TRACESTATE, TraceContext};

@@ -4,11 +4,12 @@
 //! calls and parking, which are the relay's.
 //! Invariant: `Confirmed` is said only after the broker's own promise that the event is durable.
 
+use std::collections::HashMap;
 use std::time::Duration;
 
 use async_trait::async_trait;
 
-use crate::{Error, PartitionId, Record, Result};
+use crate::{Error, Key, PartitionId, Record, Result};
 
 /// How many events of one key a sink takes in one call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -82,6 +83,21 @@ impl<'a> Publish<'a> {
     pub fn records(&self) -> &'a [Record] {
         self.records
     }
+}
+
+/// The places of a call's records by key: keys in the order of their first ones, each key's places
+/// in order.
+pub fn by_key(records: &[Record]) -> Vec<Vec<usize>> {
+    let mut chains: Vec<Vec<usize>> = Vec::new();
+    let mut chain_of: HashMap<&Key, usize> = HashMap::with_capacity(records.len());
+    for (place, record) in records.iter().enumerate() {
+        let chain = *chain_of.entry(record.event.key()).or_insert_with(|| {
+            chains.push(Vec::new());
+            chains.len() - 1
+        });
+        chains[chain].push(place);
+    }
+    chains
 }
 
 /// What became of one event.

@@ -5,12 +5,12 @@
 //! Invariant: of one key at most one event is under way, and nothing is sent behind one that
 //! failed. An answer costs no task of its own: those that came together are heard together.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::stream::{FuturesUnordered, StreamExt};
-use postrider_core::{Key, Outcome, Record, Result};
+use postrider_core::{Outcome, Record, Result, by_key};
 use rdkafka::error::RDKafkaErrorCode as Code;
 use tokio::sync::mpsc::{self, UnboundedSender};
 use tokio::time::{Instant, sleep, sleep_until};
@@ -225,18 +225,4 @@ impl<'a> Round<'a> {
     fn outcomes(self) -> Vec<Outcome> {
         self.outcomes.into_iter().map(|outcome| outcome.unwrap_or(Outcome::HeldBack)).collect()
     }
-}
-
-/// The records' places by key, each key's in order.
-pub(crate) fn by_key(records: &[Record]) -> Vec<Vec<usize>> {
-    let mut chains: Vec<Vec<usize>> = Vec::new();
-    let mut chain_of: HashMap<&Key, usize> = HashMap::with_capacity(records.len());
-    for (place, record) in records.iter().enumerate() {
-        let chain = *chain_of.entry(record.event.key()).or_insert_with(|| {
-            chains.push(Vec::new());
-            chains.len() - 1
-        });
-        chains[chain].push(place);
-    }
-    chains
 }

@@ -15,13 +15,13 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use futures_util::future::join_all;
-use postrider_core::{Capabilities, Chain, Error, Outcome, Publish, Record, Result, Sink};
+use postrider_core::{Capabilities, Chain, Error, Outcome, Publish, Record, Result, Sink, by_key};
 use postrider_encoding::{Encoder, EventSource, Message, Template};
 use rdkafka::error::RDKafkaErrorCode as Code;
 use tokio::sync::Mutex;
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::call::{self, Call, Refused, Waiting, by_key};
+use crate::call::{self, Call, Refused, Waiting};
 use crate::config::{KafkaConfig, RecordTime, Unroutable};
 use crate::connect::{Answer, Letter, Link};
 use crate::encode::{headers, topic, why_no_topic};

@@ -5,7 +5,6 @@
 //! Invariant: of one key at most one event is under way at a time, so that no later one is queued
 //! before an earlier one that failed. Different keys don't wait for each other.
 
-use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -15,7 +14,7 @@ use async_trait::async_trait;
 use futures_util::future::join_all;
 use lapin::Confirmation;
 use lapin::types::ShortString;
-use postrider_core::{Capabilities, Chain, Error, Key, Outcome, Publish, Record, Result, Sink};
+use postrider_core::{Capabilities, Chain, Error, Outcome, Publish, Record, Result, Sink, by_key};
 use postrider_encoding::{Encoder, Escape, EventSource, Template};
 use tokio::sync::Mutex;
 use tokio::time::{Instant, timeout, timeout_at};
@@ -341,20 +340,6 @@ fn again(error: &Error) -> Error {
 
 /// A record's place in the call and what became of it.
 type Settled = (usize, Outcome);
-
-/// The records' places by key, each key's in order.
-fn by_key(records: &[Record]) -> Vec<Vec<usize>> {
-    let mut chains: Vec<Vec<usize>> = Vec::new();
-    let mut chain_of: HashMap<&Key, usize> = HashMap::with_capacity(records.len());
-    for (place, record) in records.iter().enumerate() {
-        let chain = *chain_of.entry(record.event.key()).or_insert_with(|| {
-            chains.push(Vec::new());
-            chains.len() - 1
-        });
-        chains[chain].push(place);
-    }
-    chains
-}
 
 /// The first event of each key failed so, the others wait for it.
 fn none_sent(records: &[Record], error: &Error) -> Vec<Outcome> {

@@ -4,9 +4,7 @@
 //! call (`append.rs`) and sending it (`publish.rs`).
 //! Invariant: a key's events are in one call, in their order, or in several one after the other.
 
-use std::collections::HashMap;
-
-use postrider_core::{Key, Outcome, Record};
+use postrider_core::{Outcome, Record};
 
 use crate::publish::BATCH_BYTES;
 
@@ -51,18 +49,4 @@ pub(crate) fn piece(records: &[&Record], most: usize) -> usize {
         bytes <= BATCH_BYTES
     };
     records.iter().take(most).take_while(fits).count().max(1)
-}
-
-/// The records' places by key, each key's in order.
-pub(crate) fn by_key(records: &[Record]) -> Vec<Vec<usize>> {
-    let mut chains: Vec<Vec<usize>> = Vec::new();
-    let mut chain_of: HashMap<&Key, usize> = HashMap::with_capacity(records.len());
-    for (place, record) in records.iter().enumerate() {
-        let chain = *chain_of.entry(record.event.key()).or_insert_with(|| {
-            chains.push(Vec::new());
-            chains.len() - 1
-        });
-        chains[chain].push(place);
-    }
-    chains
 }

@@ -13,13 +13,13 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use futures_util::future::join_all;
-use postrider_core::{Capabilities, Chain, Error, Outcome, Publish, Record, Result, Sink};
+use postrider_core::{Capabilities, Chain, Error, Outcome, Publish, Record, Result, Sink, by_key};
 use postrider_encoding::{Encoder, Escape, EventSource, Template};
 use tokio::sync::{Mutex, Semaphore, SemaphorePermit};
 use tokio::time::{Instant, timeout, timeout_at};
 
 use crate::append::{Answer, Append, Call};
-use crate::bundle::{bundles, by_key, dealt, piece};
+use crate::bundle::{bundles, dealt, piece};
 use crate::config::{RedisConfig, Unroutable};
 use crate::connect::{Link, UNDER_WAY};
 use crate::encode::fields;

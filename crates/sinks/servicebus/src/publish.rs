@@ -5,7 +5,6 @@
 //! Invariant: `Confirmed` is said after the disposition `accepted` and nothing else; a key's next
 //! transfer leaves only after that of the one before.
 
-use std::collections::HashMap;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -15,7 +14,7 @@ use async_trait::async_trait;
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use postrider_core::{
-    Capabilities, Chain, Clock, Error, ErrorKind, Key, Outcome, Publish, Record, Result, Sink,
+    Capabilities, Chain, Clock, Error, ErrorKind, Outcome, Publish, Record, Result, Sink, by_key,
 };
 use postrider_encoding::{Encoder, EventSource};
 use tokio::sync::{Semaphore, mpsc, oneshot};
@@ -365,20 +364,6 @@ fn entra_tokens(_: &ServiceBusConfig) -> Result<Arc<dyn TokenSource>> {
     Err(Error::permanent(
         "auth: this build can't sign in by Microsoft Entra ID; build it with --features entra",
     ))
-}
-
-/// The places of each key's records, keys in the order of their first.
-fn by_key(records: &[Record]) -> Vec<Vec<usize>> {
-    let mut keys: HashMap<&Key, usize> = HashMap::new();
-    let mut places: Vec<Vec<usize>> = Vec::new();
-    for (at, record) in records.iter().enumerate() {
-        let key = *keys.entry(record.event.key()).or_insert_with(|| {
-            places.push(Vec::new());
-            places.len() - 1
-        });
-        places[key].push(at);
-    }
-    places
 }
 
 impl fmt::Debug for ServiceBus {
