@@ -64,7 +64,7 @@ impl Calls {
         match turn {
             Turn::First => true,
             Turn::Again => {
-                let places = if self.again_flows { most - 1 } else { most / 2 };
+                let places = if self.again_flows { most.saturating_sub(1) } else { most / 2 };
                 self.again < places.max(1) && self.again_from <= now
             }
         }

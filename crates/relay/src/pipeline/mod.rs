@@ -138,6 +138,8 @@ pub(crate) struct Pipeline {
     told: Told,
     /// When an event that goes on failing is told of again.
     failures: Rarely,
+    /// When lanes that fail on are looked for next, if there is little room.
+    room_at: Duration,
     /// The last look found nothing that holds a key back, and nothing was parked since: until a
     /// person requeues a letter there is nothing to look for.
     at_rest: bool,
@@ -222,6 +224,7 @@ impl Pipeline {
             parkings_at_release: 0,
             told: Told::default(),
             failures: Rarely::default(),
+            room_at: Duration::ZERO,
             at_rest: false,
             letters_ended: 0,
             ended_at_release: 0,
@@ -330,7 +333,7 @@ impl Pipeline {
         if self.window.len() >= WINDOW_RECORDS / 4 * 3 || self.holds_letters_back(now) {
             self.set_aside_the_oldest();
         }
-        if self.lanes.bytes() >= self.set.budget_bytes / 4 * 3 && !self.health.is_open() {
+        if self.lacks_room(now) {
             self.set_aside_who_fails_on();
         }
         self.drain_tick(now);

@@ -20,6 +20,8 @@ use crate::status::SinkState;
 use crate::store_ops::StoreOp;
 use crate::window::Fate;
 
+/// How often lanes that fill the memory are looked for.
+const ROOM_EVERY: Duration = Duration::from_millis(100);
 /// The first attempts of an event may fail without a word: most troubles pass within a second.
 const TOLD_FROM_ATTEMPT: u32 = 4;
 
@@ -291,6 +293,20 @@ impl Pipeline {
         for lane in self.lanes.waiting(|item| item.origin == Origin::Feed(oldest)) {
             self.set_aside(lane);
         }
+    }
+
+    /// Whether lanes between attempts may be what fills the memory, and it is time to look. A
+    /// backlog fills it, too, for as long as it lasts: all lanes are looked through ten times a
+    /// second at most, and only if some wait.
+    pub(super) fn lacks_room(&mut self, now: Duration) -> bool {
+        let lacks = self.lanes.bytes() >= self.set.budget_bytes / 4 * 3
+            && !self.retries.is_empty()
+            && !self.health.is_open()
+            && now >= self.room_at;
+        if lacks {
+            self.room_at = now + ROOM_EVERY;
+        }
+        lacks
     }
 
     /// Lanes that have failed for seconds while the sink takes others go to the dead letters for
