@@ -209,10 +209,15 @@ async fn down(
     loses: &AtomicBool,
 ) -> io::Result<()> {
     loop {
-        let mut frame = frame(&mut from).await?;
+        let frame = frame(&mut from).await;
         if orders.lock().expect("not poisoned").silenced >= number {
-            continue;
+            match frame {
+                Ok(_) => continue,
+                // The server has noticed, which the client must not hear of.
+                Err(_) => return std::future::pending().await,
+            }
         }
+        let mut frame = frame?;
         if frame[4..6] == TUNE
             && let Some(seconds) = orders.lock().expect("not poisoned").heartbeat_s
         {
