@@ -35,6 +35,9 @@ const SMALL_FRAME: usize = 40_000;
 const SLOW: Duration = Duration::from_millis(20);
 /// How soon a server that has just started is asked again for its stream.
 const AGAIN_AFTER: Duration = Duration::from_millis(100);
+/// How long a new stream is left alone: a server that is killed before forgets it. RabbitMQ 3.10
+/// tells of it as of a queue whose node is down, for ever.
+const NOTED_AFTER: Duration = Duration::from_secs(1);
 /// Messages that the reader has not acknowledged, at most.
 const AHEAD: u16 = 500;
 
@@ -67,6 +70,7 @@ impl Stream {
             arguments.insert("x-queue-type".into(), AMQPValue::LongString("stream".into()));
             channel.queue_declare(STREAM.into(), durable, arguments).await.map(drop)
         })?;
+        std::thread::sleep(NOTED_AFTER);
         Ok(stream)
     }
 
