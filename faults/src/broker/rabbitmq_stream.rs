@@ -35,9 +35,6 @@ const SMALL_FRAME: usize = 40_000;
 const SLOW: Duration = Duration::from_millis(20);
 /// How soon a server that has just started is asked again for its stream.
 const AGAIN_AFTER: Duration = Duration::from_millis(100);
-/// How long a new stream is left alone: a server that is killed before forgets it. RabbitMQ 3.10
-/// tells of it as of a queue whose node is down, for ever.
-const NOTED_AFTER: Duration = Duration::from_secs(1);
 /// Messages that the reader has not acknowledged, at most.
 const AHEAD: u16 = 500;
 
@@ -70,7 +67,7 @@ impl Stream {
             arguments.insert("x-queue-type".into(), AMQPValue::LongString("stream".into()));
             channel.queue_declare(STREAM.into(), durable, arguments).await.map(drop)
         })?;
-        std::thread::sleep(NOTED_AFTER);
+        stream.server.wait_until_streams_last().context("keep the stream")?;
         Ok(stream)
     }
 
@@ -191,5 +188,18 @@ impl Server for Stream {
             held.push(Err(anyhow::anyhow!("the reader ended before the stream did")));
             Ok(held)
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_new_stream_outlives_the_kill_of_its_server() {
+        let mut stream = Stream::start(Takes::All).expect("a server with its stream");
+        stream.kill().expect("killed");
+        stream.start_again().expect("the stream");
+        assert_eq!(stream.count().expect("a count"), 0);
     }
 }

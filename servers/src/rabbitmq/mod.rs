@@ -1,9 +1,12 @@
 //! RabbitMQ servers.
 //!
 //! What lives here: finding the program, the configuration, start, stop, kill, alarms; the server
-//! that tests share. What does not: exchanges and queues, which tests make under their own names.
+//! that tests share. What does not: streams (`streams.rs`); exchanges and queues, which tests make
+//! under their own names.
 //! Invariant: server and port mapper listen on 127.0.0.1 alone, on free ports, and keep everything
 //! in folders of their own; durable queues survive a stop.
+
+mod streams;
 
 use std::fs::{self, File};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
@@ -26,6 +29,8 @@ const POLL: Duration = Duration::from_millis(20);
 const PORT_TRIES: usize = 20;
 /// Where Debian's package keeps what its wrappers call; the wrappers want root and `/var/lib`.
 const DEBIAN: &str = "/usr/lib/rabbitmq/bin";
+/// Its name, which folders of its have too.
+const NODE: &str = "postrider@localhost";
 /// What is in the log once everything is up.
 const STARTED: &str = "Server startup complete";
 /// Which server's URL tests find in the environment.
@@ -266,7 +271,7 @@ impl RabbitMq {
         ] {
             command.env(name, path);
         }
-        command.env("RABBITMQ_NODENAME", "postrider@localhost");
+        command.env("RABBITMQ_NODENAME", NODE);
         command.env("RABBITMQ_DIST_PORT", self.ports.nodes.to_string());
         command.env("ERL_EPMD_PORT", self.ports.mapper.to_string());
         // A scheduler that has nothing to do must not keep a processor from its neighbours.
@@ -385,22 +390,6 @@ impl RabbitMq {
             Tls::Mutual => "localhost:p4ss",
         };
         format!("amqp://{user}@127.0.0.1:{}", self.ports.amqp)
-    }
-
-    /// What clients connect to for the stream protocol, with the same login.
-    pub fn stream_url(&self) -> String {
-        let login = self.url().replacen("amqp://", "rabbitmq-stream://", 1);
-        login.replace(&format!(":{}", self.ports.amqp), &format!(":{}", self.ports.stream))
-    }
-
-    /// The same by TLS, without a login.
-    pub fn stream_tls_url(&self) -> String {
-        format!("rabbitmq-stream+tls://localhost:{}", self.ports.streams)
-    }
-
-    /// Its address for the stream protocol without TLS, for a proxy before it.
-    pub fn stream_address(&self) -> SocketAddr {
-        (Ipv4Addr::LOCALHOST, self.ports.stream).into()
     }
 
     /// What clients connect to by TLS, without a login.
